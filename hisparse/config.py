@@ -1,0 +1,213 @@
+"""Configuration: pydantic models that refuse bad input with the field, the value and the fix.
+
+Nothing here does I/O or imports torch. Derived sizes (block bytes, pages per block, pool counts)
+are computed once, here, so that scheduler and worker cannot disagree about them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hisparse.errors import CapacityError, ConfigError
+
+GIB = 1 << 30
+HOST_ALIGNMENT_BYTES = 256
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Smallest integer not below a / b."""
+    return -(-a // b)
+
+
+class ModelLayout(_Model):
+    """What one token costs in each cache.
+
+    `index_groups` lists, per index group, its layers: the leader (which owns the indexer) first,
+    then the followers that reuse its top-k. Every layer is in exactly one group.
+    """
+
+    row_bytes: int = Field(gt=0, description="bytes of one token's KV row in one layer")
+    index_row_bytes: int = Field(gt=0, description="bytes of one token's indexer row in one group")
+    index_groups: tuple[tuple[int, ...], ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _layers_once(self) -> ModelLayout:
+        layers = sorted(layer for group in self.index_groups for layer in group)
+        if layers != list(range(len(layers))) or not all(self.index_groups):
+            raise ValueError(
+                f"index_groups={self.index_groups} must hold every layer 0..n-1 exactly once, "
+                "the leader of each group first"
+            )
+        return self
+
+    @property
+    def layers(self) -> int:
+        return sum(len(group) for group in self.index_groups)
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        return tuple(group[0] for group in self.index_groups)
+
+
+class PoolConfig(_Model):
+    """Sizes of the two tiers. Both counts include the null id 0, which holds nothing."""
+
+    page_size: int = Field(64, gt=0, description="tokens a page")
+    gpu_blocks: int = Field(gt=1, description="fixed-size blocks of the packed GPU pool")
+    host_pool_gib: float = Field(
+        gt=0, description="host-cache capacity per data-parallel replica, GiB"
+    )
+
+
+class PolicyConfig(_Model):
+    """Residency policy: what is kept where, and when it moves."""
+
+    name: Literal["hybrid", "resident"] = "hybrid"
+    write_back: Literal["eager", "on_pressure"] = "eager"
+    top_k: int = Field(2048, gt=0)
+    hot_rows: int = Field(4096, gt=0, description="rows of a request's hot region")
+    watermark_blocks: int = Field(0, ge=0, description="GPU blocks kept free beyond promises")
+
+    @model_validator(mode="after")
+    def _hot_holds_top_k(self) -> PolicyConfig:
+        if self.hot_rows < self.top_k:
+            raise ValueError(
+                f"hot_rows={self.hot_rows} must be at least top_k={self.top_k}: "
+                "a row's whole selection has to fit in the hot region"
+            )
+        return self
+
+
+class ScheduleConfig(_Model):
+    """Limits of the serving loop that admission must know."""
+
+    max_requests: int = Field(256, gt=0, description="requests that hold a row at once")
+    max_model_len: int = Field(gt=0, description="tokens of the longest request")
+    prefill_chunk: int = Field(64, gt=0, description="most prompt rows a request gets in a step")
+    step_rows: int = Field(256, gt=0, description="most rows in a step, over all requests")
+    lookahead_rows: int = Field(0, ge=0, description="rows beyond the next token (speculation)")
+
+
+class LogConfig(_Model):
+    """Where events go: `off` keeps no history, `ring` the last N in memory, `disk` all of them."""
+
+    mode: Literal["off", "ring", "disk"] = "ring"
+    dir: Path | None = None
+    fsync: Literal["never", "interval", "commit"] = "never"
+    ring_events: int = Field(100_000, gt=0)
+
+    @model_validator(mode="after")
+    def _disk_has_dir(self) -> LogConfig:
+        if self.mode == "disk" and self.dir is None:
+            raise ValueError("mode='disk' needs dir: the directory that the log is written to")
+        return self
+
+
+class HiSparseConfig(_Model):
+    """Everything that scheduler and worker must agree on."""
+
+    layout: ModelLayout
+    pools: PoolConfig
+    policy: PolicyConfig = PolicyConfig()
+    schedule: ScheduleConfig
+    log: LogConfig = LogConfig()
+    ranks: int = Field(1, gt=0, le=64, description="worker ranks of this replica")
+    checks: Literal["on", "off"] = "off"
+
+    @property
+    def offload(self) -> bool:
+        return self.policy.name != "resident"
+
+    # -- derived sizes; a block holds one resident page of all layers, to the byte ---------------
+    @property
+    def block_bytes(self) -> int:
+        return self.pools.page_size * self.layout.layers * self.layout.row_bytes
+
+    @property
+    def index_page_bytes(self) -> int:
+        groups = len(self.layout.index_groups)
+        return self.pools.page_size * groups * self.layout.index_row_bytes
+
+    @property
+    def index_pages_per_block(self) -> int:
+        return self.block_bytes // self.index_page_bytes
+
+    @property
+    def host_page_bytes(self) -> int:
+        """Stride of a host page: its bytes rounded up to the alignment."""
+        return ceil_div(self.block_bytes, HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
+
+    @property
+    def host_pages(self) -> int:
+        """Whole host pages in `host_pool_gib`, the null page included."""
+        return int(self.pools.host_pool_gib * GIB) // self.host_page_bytes
+
+    @property
+    def hot_blocks(self) -> int:
+        return ceil_div(self.policy.hot_rows, self.pools.page_size) if self.offload else 0
+
+    @property
+    def max_pages(self) -> int:
+        return ceil_div(self.schedule.max_model_len, self.pools.page_size)
+
+    @property
+    def max_index_blocks(self) -> int:
+        return ceil_div(self.max_pages, self.index_pages_per_block)
+
+    def window_pages(self, rows: int) -> int:
+        """Resident pages a request needs to advance by `rows`: those rows and the open tail."""
+        return ceil_div(rows + self.schedule.lookahead_rows, self.pools.page_size) + 1
+
+    def steady_blocks(self, tokens: int) -> int:
+        """GPU blocks that a request of `tokens` tokens needs to be sure to finish."""
+        pages = ceil_div(tokens, self.pools.page_size)
+        index = ceil_div(pages, self.index_pages_per_block)
+        if not self.offload:
+            return pages + index
+        return min(pages, self.window_pages(self.schedule.prefill_chunk)) + index + self.hot_blocks
+
+    @model_validator(mode="after")
+    def _pools_hold_one_request(self) -> HiSparseConfig:
+        if self.index_pages_per_block < 1:
+            raise ValueError(
+                f"an indexer page of {self.index_page_bytes} B does not fit a block of "
+                f"{self.block_bytes} B: index_row_bytes must be below layers * row_bytes / groups"
+            )
+        return self
+
+
+def check_capacity(config: HiSparseConfig) -> HiSparseConfig:
+    """Refuse pools that cannot hold one request of `max_model_len`. Raises CapacityError."""
+    tokens = config.schedule.max_model_len
+    need = config.steady_blocks(tokens) + 1
+    if config.pools.gpu_blocks < need:
+        raise CapacityError(
+            f"pools.gpu_blocks={config.pools.gpu_blocks} cannot hold one request of {tokens} "
+            f"tokens in {config.policy.name!r} mode: use at least {need}"
+        )
+    pages = config.max_pages + 1
+    if config.offload and config.host_pages < pages:
+        gib = pages * config.host_page_bytes / GIB
+        raise CapacityError(
+            f"pools.host_pool_gib={config.pools.host_pool_gib:g} holds {config.host_pages} host "
+            f"pages, and one request of {tokens} tokens needs {pages}: use at least {gib:.6f}"
+        )
+    return config
+
+
+def config_error(error: ValidationError) -> ConfigError:
+    """A pydantic error as one line: field path, value and reason of each fault."""
+    parts = []
+    for fault in error.errors():
+        path = ".".join(str(p) for p in fault["loc"]) or "config"
+        shown = fault["input"]
+        value = f"={shown!r}" if not isinstance(shown, dict | BaseModel) else ""
+        parts.append(f"{path}{value}: {fault['msg'].removeprefix('Value error, ')}")
+    return ConfigError("; ".join(parts))

@@ -1,0 +1,60 @@
+"""Small connector bases, named as serving engines name theirs; an engine passes both metas unread.
+
+    scheduler                                            worker
+    build_connector_meta() ── kv_connector_metadata ──►  start_load_kv(meta)
+    update_connector_output() ◄── KVConnectorOutput ───  get_output()
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+
+class KVConnectorRole(enum.Enum):
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class KVConnectorOutput:
+    """What a worker hands back each step; `kv_connector_worker_meta` is opaque to the engine."""
+
+    kv_connector_worker_meta: Any = None
+
+
+class SupportsHMA(ABC):
+    """Mixin: the connector understands several cache groups that share one allocation."""
+
+    @abstractmethod
+    def request_finished_all_groups(self, request: str, epoch: int) -> None:
+        """All groups of the request may be released (or kept, at the connector's will)."""
+
+
+class KVConnectorBase_V1(ABC):  # noqa: N801  (the field's name)
+    """One role of a connector. Calls of the other role raise UsageError."""
+
+    def __init__(self, role: KVConnectorRole) -> None:
+        self.role = role
+
+    @abstractmethod
+    def build_connector_meta(self) -> Any:
+        """Scheduler: the step's work for the workers, or None when there is none."""
+
+    @abstractmethod
+    def update_connector_output(self, output: KVConnectorOutput) -> None:
+        """Scheduler: take in what a worker handed back."""
+
+    @abstractmethod
+    def start_load_kv(self, metadata: Any) -> None:
+        """Worker: begin the step that `metadata` describes."""
+
+    @abstractmethod
+    def wait_for_save(self) -> None:
+        """Worker: end the step; nothing more will be written in it."""
+
+    @abstractmethod
+    def get_output(self) -> KVConnectorOutput:
+        """Worker: what the scheduler should know by now."""

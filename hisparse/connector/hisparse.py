@@ -1,0 +1,113 @@
+"""HiSparseConnector: the metadata and life-cycle boundary between coordinator and worker.
+
+Owns no pool and no bytes. In its scheduler role it follows the log with one cursor a rank-group and
+projects what is new into a command; write-ahead: the log is committed before a command leaves. In
+its worker role it hands commands to the HiSparseWorker and acknowledgements back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hisparse.connector.base import (
+    KVConnectorBase_V1,
+    KVConnectorOutput,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from hisparse.errors import UsageError
+from hisparse.fsm.cursor import LogCursor
+from hisparse.fsm.project import project
+from hisparse.fsm.wire import Acknowledgements, SparseKVOffloadCommand
+from hisparse.kv.coordinator import HiSparseCoordinator
+
+if TYPE_CHECKING:
+    from hisparse.device.worker import HiSparseWorker
+
+_COMMANDS = msgspec.msgpack.Decoder(SparseKVOffloadCommand)
+_ACKS = msgspec.msgpack.Decoder(tuple[Acknowledgements, ...])
+
+
+class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
+    """Both roles of the local KV connector; metadata crosses as msgpack bytes.
+
+    Args:
+        role: SCHEDULER needs `coordinator`, WORKER needs `worker`.
+    """
+
+    def __init__(
+        self,
+        role: KVConnectorRole,
+        *,
+        coordinator: HiSparseCoordinator | None = None,
+        worker: HiSparseWorker | None = None,
+    ) -> None:
+        super().__init__(role)
+        needed = coordinator if role is KVConnectorRole.SCHEDULER else worker
+        if needed is None:
+            part = "coordinator" if role is KVConnectorRole.SCHEDULER else "worker"
+            raise UsageError(f"HiSparseConnector in {role.value} role needs {part}=")
+        self._coordinator = coordinator
+        self._worker = worker
+        self._cursor = LogCursor(coordinator.log, 0) if coordinator is not None else None
+        self.taken = 0  # acknowledgement messages that brought news
+        self.inert = 0  # duplicates and messages of an old worker epoch
+
+    @property
+    def coordinator(self) -> HiSparseCoordinator:
+        if self._coordinator is None:
+            raise UsageError("this HiSparseConnector is in worker role: it has no coordinator")
+        return self._coordinator
+
+    @property
+    def worker(self) -> HiSparseWorker:
+        if self._worker is None:
+            raise UsageError("this HiSparseConnector is in scheduler role: it has no worker")
+        return self._worker
+
+    # -- scheduler role ---------------------------------------------------------------------------
+    def build_connector_meta(self) -> bytes | None:
+        """The projection of all events since the last command; None when offload is disabled."""
+        coordinator, cursor = self.coordinator, self._cursor
+        assert cursor is not None
+        coordinator.log.commit()
+        from_seq = cursor.position
+        events = cursor.take()
+        if not coordinator.config.offload:
+            return None
+        command = project(
+            events,
+            worker_epoch=coordinator.state.worker_epoch[0],
+            from_seq=from_seq,
+            poison=coordinator.config.checks == "on",
+        )
+        return msgspec.msgpack.encode(command)
+
+    def update_connector_output(self, output: KVConnectorOutput) -> None:
+        """Acknowledgements go to the coordinator, whatever the state of any request queue."""
+        if output.kv_connector_worker_meta is None:
+            return
+        for acks in _ACKS.decode(output.kv_connector_worker_meta):
+            if self.coordinator.update_acknowledgements(acks):
+                self.taken += 1
+            else:
+                self.inert += 1
+
+    def request_finished_all_groups(self, request: str, epoch: int) -> None:
+        self.coordinator.finish(request, epoch)
+
+    # -- worker role ------------------------------------------------------------------------------
+    def start_load_kv(self, metadata: bytes | None) -> None:
+        if metadata is not None:
+            self.worker.begin_step(_COMMANDS.decode(metadata))
+
+    def wait_for_save(self) -> None:
+        self.worker.end_step()
+
+    def get_output(self) -> KVConnectorOutput:
+        acks = self.worker.poll()
+        if acks is None:
+            return KVConnectorOutput()
+        return KVConnectorOutput(msgspec.msgpack.encode((acks,)))

@@ -1,0 +1,53 @@
+"""A rank's acknowledgement stream, read by cursor.
+
+Owns the acknowledgements that the scheduler has not yet let go. Seqs count up from 1; a reader at
+cursor c (the last seq it took) asks for what comes after it. A lost message is read again from the
+same cursor; a duplicate carries seqs that the reader already has, and is inert there.
+
+    dropped by trim   kept                     not made yet
+    [1 .. first)      [first .. last]          (last ..
+"""
+
+from __future__ import annotations
+
+from hisparse.errors import ProtocolError
+from hisparse.fsm.wire import Ack, Acknowledgements
+
+
+class AckStream:
+    """Append-only, trimmed only on request."""
+
+    def __init__(self, rank: int, worker_epoch: int) -> None:
+        self.rank = rank
+        self.worker_epoch = worker_epoch
+        self._acks: list[Ack] = []
+        self._first = 1
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the newest acknowledgement, 0 if there never was one."""
+        return self._first + len(self._acks) - 1
+
+    def append(self, ack: Ack) -> int:
+        self._acks.append(ack)
+        return self.last_seq
+
+    def since(self, seq: int) -> Acknowledgements | None:
+        """Everything after `seq`, or None. Raises ProtocolError outside what is kept."""
+        if not self._first - 1 <= seq <= self.last_seq:
+            raise ProtocolError(
+                f"rank {self.rank}: acknowledgement cursor {seq} is outside "
+                f"{self._first - 1}..{self.last_seq}"
+            )
+        acks = tuple(self._acks[seq + 1 - self._first :])
+        if not acks:
+            return None
+        return Acknowledgements(self.rank, self.worker_epoch, seq + 1, acks)
+
+    def trim(self, seq: int) -> None:
+        """Drop everything up to and with `seq`: the scheduler has it. Trimmed twice is inert."""
+        if seq > self.last_seq:
+            raise ProtocolError(f"rank {self.rank}: cannot trim to {seq}, last is {self.last_seq}")
+        if seq >= self._first:
+            del self._acks[: seq + 1 - self._first]
+            self._first = seq + 1

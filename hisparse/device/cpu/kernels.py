@@ -1,0 +1,114 @@
+"""Byte movers of the `cpu` backend, in numpy.
+
+Owns nothing. Each function runs inside one stream op and reads its source at that moment, so a
+missing wait shows as wrong bytes. Nothing here reads or writes the null block or the null page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.device.cpu.resolver import CpuResolver
+from hisparse.device.handle import PagedCacheView
+from hisparse.device.layout import NULL, Geometry
+from hisparse.device.plan import U8, Plan
+from hisparse.device.rows import StepRows
+from hisparse.device.tables import DeviceTables
+from hisparse.errors import InvariantViolation
+
+I32 = npt.NDArray[np.int32]
+
+
+class CpuKernels:
+    """Implements `backend.Kernels`."""
+
+    def write_rows(
+        self, view: PagedCacheView, table: I32, rows: StepRows, data: U8, owner: str
+    ) -> None:
+        """Write `data` uint8 ``[n, row_bytes]`` where `table` places each row's position.
+
+        Raises InvariantViolation ``table_truth`` where the table has no block. Rows of request
+        index below 0 (graph padding) are not written.
+        """
+        requests, positions = rows.rows.astype(np.int64), rows.positions
+        if requests.size and requests.min() < 0:
+            real = requests >= 0
+            requests, positions, data = requests[real], positions[real], data[real]
+        size = view.span.rows_per_block
+        entry = positions // size
+        if entry.size and not 0 <= int(entry.min()) <= int(entry.max()) < table.shape[1]:
+            raise InvariantViolation("table_truth", f"write at a position beyond {owner}'s table")
+        blocks = table[requests, entry].astype(np.int64)
+        if not blocks.all():
+            i = int(np.flatnonzero(blocks == NULL)[0])
+            raise InvariantViolation(
+                "table_truth",
+                f"row {requests[i]}, position {positions[i]}, {owner}: the table has no block to "
+                "write to",
+            )
+        view.array[blocks, positions - entry * size] = data
+
+    def read_prefix(
+        self, view: PagedCacheView, table: I32, row: int, length: int, owner: str
+    ) -> U8:
+        """Positions ``[0, length)`` of request `row`: uint8 ``[length, row_bytes]``, a copy."""
+        size = view.span.rows_per_block
+        blocks = table[row, : -(-length // size)]
+        if not blocks.all():
+            lost = int(np.flatnonzero(blocks == NULL)[0]) * size
+            raise InvariantViolation(
+                "always_readable", f"row {row}, position {lost}, {owner}: no block holds it"
+            )
+        out: U8 = view.array[blocks].reshape(-1, view.span.row_bytes)[:length]
+        return out
+
+    def replay(self, plan: Plan, hot: PagedCacheView, host: PagedCacheView) -> U8:
+        """Bring the plan's missed rows in and gather: uint8 ``[n, k, row_bytes]``.
+
+        Wave by wave, for one layer's bytes; leader and followers run exactly this.
+        """
+        n, k = plan.physical.shape
+        if plan.all_padding:
+            return np.zeros((n, k, hot.span.row_bytes), dtype=np.uint8)
+        size = hot.span.rows_per_block
+        packed = plan.pack(size, hot.block_rows)
+        assert plan.physical.size == 0 or plan.physical.min() >= size, "a read of the null block"
+        whole = plan.waves[0].rows is None
+        out = None if whole else np.empty((n, k, hot.span.row_bytes), dtype=np.uint8)
+        for wave in plan.waves:
+            if wave.sources.size:
+                assert wave.sources.min() >= host.span.rows_per_block, "a read of the null page"
+                to = wave.destinations + (wave.destinations // size) * (hot.block_rows - size)
+                hot.rows[to] = host.rows.take(wave.sources, axis=0)
+            if out is None:
+                out = hot.rows.take(packed, axis=0)
+            else:
+                out[wave.rows] = hot.rows.take(packed[wave.rows], axis=0)
+        assert out is not None
+        if plan.padding is not None:
+            out[plan.padding] = 0
+        return out
+
+    def copy_block(
+        self, source: PagedCacheView, block: int, target: PagedCacheView, to: int
+    ) -> None:
+        """One page of one layer, between the tiers."""
+        assert block != NULL and to != NULL, (block, to)
+        target.array[to] = source.array[block]
+
+    def copy_slots(
+        self, view: PagedCacheView, source: int, first: int, target: int, to: int, rows: int
+    ) -> None:
+        """Rows ``[first, first + rows)`` of block `source` to row `to` of block `target`."""
+        assert source != NULL and target != NULL, (source, target)
+        view.array[target, to : to + rows] = view.array[source, first : first + rows].copy()
+
+    def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None:
+        assert NULL not in blocks, "the null block is never written"
+        view.array[list(blocks)] = value
+
+    def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> CpuResolver:
+        return CpuResolver(geometry, tables, layer)

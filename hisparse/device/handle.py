@@ -1,0 +1,170 @@
+"""What attention holds of a cache: the resident view, and the way to resolve.
+
+`PagedCacheView` is an immutable binding into a packed allocation. `HiSparseCacheHandle` is one
+layer's: it owns the path of new rows into resident blocks and hands selections to the layer's
+`HiSparseRuntime`. `IndexCache` is the same for the indexer groups, which have no host tier.
+
+None of them allocates or frees a block, and none keeps a request mapping: `StepRows` is attention
+metadata, passed in each call. Every method queues on the compute stream and returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.device.backend import Device
+from hisparse.device.layout import Span
+from hisparse.device.plan import Pending
+from hisparse.device.rows import StepRows
+from hisparse.device.tables import DeviceTables
+from hisparse.errors import UsageError
+from hisparse.fsm.wire import Table
+
+if TYPE_CHECKING:
+    from hisparse.device.runtime import HiSparseRuntime
+
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class PagedCacheView:
+    """Blocks of one layer or group inside `base`, uint8 ``[pool bytes]``."""
+
+    base: U8
+    span: Span
+    name: str
+
+    def __post_init__(self) -> None:
+        span = self.span
+        end = span.offset + (span.blocks - 1) * span.block_stride + span.length
+        assert self.base.ndim == 1 and self.base.dtype == np.uint8 and self.base.flags.c_contiguous
+        assert span.offset >= 0 and span.blocks > 0 and end <= self.base.size, (self.name, span)
+
+    @cached_property
+    def array(self) -> U8:
+        """Strided uint8 ``[blocks, rows_per_block, row_bytes]`` over `base`; no copy."""
+        s = self.span
+        return np.lib.stride_tricks.as_strided(
+            self.base[s.offset :],
+            shape=(s.blocks, s.rows_per_block, s.row_bytes),
+            strides=(s.block_stride, s.row_bytes, 1),
+        )
+
+    @property
+    def block_rows(self) -> int:
+        """Block stride in rows; only a view whose stride is whole rows has one."""
+        assert self.span.block_stride % self.span.row_bytes == 0, (self.name, self.span)
+        return self.span.block_stride // self.span.row_bytes
+
+    @cached_property
+    def rows(self) -> U8:
+        """`base` from this view on as uint8 ``[rows, row_bytes]``: row o of block b is at
+        ``b * block_rows + o``. The rows between are other layers' and must not be touched."""
+        s = self.span
+        assert self.block_rows > 0
+        whole = (self.base.size - s.offset) // s.row_bytes
+        return self.base[s.offset : s.offset + whole * s.row_bytes].reshape(whole, s.row_bytes)
+
+
+class HiSparseCacheHandle:
+    """One layer's cache, as attention sees it."""
+
+    def __init__(
+        self,
+        layer: int,
+        resident: PagedCacheView,
+        runtime: HiSparseRuntime,
+        device: Device,
+        tables: DeviceTables,
+    ) -> None:
+        assert runtime.layer == layer, (runtime.layer, layer)
+        self.layer = layer
+        self.resident = resident
+        self.runtime = runtime
+        self._device = device
+        self._tables = tables
+
+    def write(self, rows: StepRows, data: U8) -> None:
+        """Write uint8 ``[n, row_bytes]`` (copied now) to the rows' resident blocks.
+
+        The block is looked up when the op runs. Where RESIDENT then says 0 the op raises
+        InvariantViolation ``table_truth``. Raises UsageError for a wrong shape.
+        """
+        data = _check_rows(rows, data, self.resident.span.row_bytes)
+        view, table, owner = self.resident, self._tables[Table.RESIDENT], f"layer {self.layer}"
+        kernels = self._device.kernels
+        self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
+
+    def gather(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None = None) -> Pending:
+        """The selected rows: a `Pending` uint8 ``[n, k, row_bytes]``.
+
+        A leader passes int ``[n, k]`` positions (-1: padding, gives zeros); a follower passes None
+        and gets the rows of its leader's selection. See `HiSparseRuntime.gather` for the errors.
+        """
+        return self.runtime.gather(rows, top_k)
+
+
+class IndexCache:
+    """The indexer rows of all groups: written with the tokens, read whole by the indexer."""
+
+    def __init__(
+        self, views: Sequence[PagedCacheView], device: Device, tables: DeviceTables
+    ) -> None:
+        self.views = tuple(views)
+        self._device = device
+        self._tables = tables
+
+    def write(self, group: int, rows: StepRows, data: U8) -> None:
+        """Write uint8 ``[n, index_row_bytes]`` of `group`; like `HiSparseCacheHandle.write`."""
+        view = self._view(group)
+        data = _check_rows(rows, data, view.span.row_bytes)
+        table, kernels = self._tables[Table.INDEX], self._device.kernels
+        owner = f"index group {group}"
+        self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
+
+    def keys(self, group: int, row: int, length: int) -> Pending:
+        """Indexer rows of positions ``[0, length)`` of request `row`: uint8 ``[length, bytes]``."""
+        view = self._view(group)
+        limit = self._tables.entries[Table.INDEX] * view.span.rows_per_block
+        if not 0 <= length <= limit or not 0 <= row < self._tables.geometry.max_requests:
+            raise UsageError(f"keys(row={row}, length={length}): at most {limit} positions a row")
+        table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
+        return enqueue_pending(
+            self._device, lambda: kernels.read_prefix(view, table, row, length, owner)
+        )
+
+    def _view(self, group: int) -> PagedCacheView:
+        if not 0 <= group < len(self.views):
+            raise UsageError(f"group={group} must be in 0..{len(self.views) - 1}")
+        return self.views[group]
+
+
+def enqueue_pending(device: Device, op: object) -> Pending:
+    """Queue ``op() -> array`` on compute; the `Pending` waits for just that much of the stream."""
+    assert callable(op)
+    compute = device.compute
+    pending = Pending(lambda: device.synchronize(event))
+    compute.enqueue(lambda: pending.produce(op))
+    event = compute.record()
+    return pending
+
+
+def check_step_rows(rows: StepRows) -> int:
+    """The number of rows. Raises UsageError unless int ``[n]`` and int64 ``[n]``."""
+    n = rows.rows.shape[0] if rows.rows.ndim == 1 else -1
+    if n < 0 or rows.positions.shape != (n,):
+        raise UsageError(f"StepRows of shapes {rows.rows.shape} and {rows.positions.shape}")
+    return n
+
+
+def _check_rows(rows: StepRows, data: U8, row_bytes: int) -> U8:
+    n = check_step_rows(rows)
+    if data.dtype != np.uint8 or data.shape != (n, row_bytes):
+        raise UsageError(f"data is {data.dtype}{list(data.shape)}, must be uint8[{n}, {row_bytes}]")
+    return data.copy()

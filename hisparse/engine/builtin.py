@@ -1,0 +1,373 @@
+"""The built-in model: a small DeepSeek-Sparse-Attention decoder with seeded random weights.
+
+Contract: a token's logits depend on its own context alone, to the bit, whatever the batch size,
+chunk size, order of requests or device. A wrong, stale or missing cache row is then a difference
+between two arrays and not a matter of tolerance.
+
+Design reason: floating-point sums depend on the order in which a BLAS or a kernel reduces, and
+that order changes with shape and device. Here every reduction is over *integers carried in
+floats*, each small enough that no partial sum leaves the exact range (2**24 in float32, 2**53 in
+float64), so that any order gives the same bits. Everything else is elementwise and correctly
+rounded by IEEE 754 (+ - * / sqrt round floor clamp compare) or a table lookup; no exp, softmax or
+sin, whose vector and scalar code paths may differ. Multiplies and adds stay separate calls, so
+that no compiler fuses them.
+
+    residual   integers in units of 2**-8, |h| < 2**20    every block's output is rounded to them
+    activation integers in [-127, 127], rms 32            requantised after every matmul
+    weights    integers in [-127, 127], as float32        K * 127**2 < 2**24, checked
+    operands   of every matmul: at most 8 significant bits, so TF32 or bf16 products are exact too
+    cached row int8: 96 latents | 32 roped                128 B a token and layer
+    index row  int8: 32                                   32 B a token and group (1/12 of 6 rows)
+
+Order in a layer: the step's rows are written, the leader selects, the cache gathers, attention
+runs. A token therefore sees itself and the earlier tokens of its own chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hisparse.config import ModelLayout
+from hisparse.device.rows import StepRows
+from hisparse.errors import ConfigError, UsageError
+
+VOCAB = 384
+EOS = 383
+WIDTH = 128
+HEADS = 4
+LATENT = 96
+ROPE = 32
+ROW = LATENT + ROPE
+MLP = 256
+INDEX_HEADS = 4
+INDEX_WIDTH = 32
+GROUPS = ((0, 1, 2), (3, 4, 5))
+
+QMAX = 127
+RMS = 32.0  # of a quantised activation: clips at four sigma
+GRID = 256.0  # residual steps in 1.0
+RESIDUAL_MAX = float((1 << 20) - 1)
+EXACT_F32 = 1 << 24
+MAX_POSITIONS = 1 << 20  # the tie-break digits of a top-k key
+MAX_TOP_K = 2048
+HEAD_WEIGHTS = (1, 2, 4, 8)  # powers of two add no significant bits to a query
+PHASES = 1 << 16
+SOFTMAX_PEAK = 64  # 2048 * 64 * 127 < 2**24: a weighted sum over the whole top-k is exact
+SOFTMAX_STEP = 256.0
+SOFTMAX_TABLE = 128
+SELECT_ELEMENTS = 1 << 22  # scores of one selection call: bounds its memory at any context
+PLACES = 251  # period of the additive position table: keeps greedy decoding out of short loops
+EOS_HANDICAP = 0.6  # sigmas off the EOS logit: rare, but not never
+
+Span = tuple[int, int, int, int]  # first token, end token, request row, context length at the end
+
+
+class KVAccess(Protocol):
+    """The cache as the model sees it, during one step. All arrays are host numpy, uint8."""
+
+    def write(self, layer: int, data: np.ndarray) -> None:
+        """Store the step's rows of `layer`: uint8 [n, row_bytes], in `StepRows` order."""
+
+    def write_index(self, group: int, data: np.ndarray) -> None:
+        """Store the step's indexer rows of `group`: uint8 [n, index_row_bytes]."""
+
+    def index_keys(self, group: int, row: int, length: int) -> np.ndarray:
+        """Indexer rows 0..length-1 of request row `row`: uint8 [length, index_row_bytes]."""
+        ...
+
+    def gather(self, layer: int, top_k: np.ndarray | None) -> np.ndarray:
+        """Selected rows: uint8 [n, k, row_bytes], zeros where the selection is -1.
+
+        A leader passes its selection, int32 [n, k]; a follower passes None and gets the rows of
+        its own layer under its leader's selection.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """An integer matrix, [in, out], and the factor that brings its product to rms `RMS`."""
+
+    weight: torch.Tensor
+    scale: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+@dataclass(frozen=True)
+class _Layer:
+    query: _Linear
+    cached: _Linear
+    out: _Linear
+    up: _Linear
+    down: _Linear
+
+
+@dataclass(frozen=True)
+class _Indexer:
+    query: _Linear
+    key: _Linear
+    head_weight: _Linear
+    bias: torch.Tensor  # what every query likes: heavy hitters that outlive one step
+
+
+def _require_exact(bound: int, what: str) -> None:
+    if bound >= EXACT_F32:
+        raise ConfigError(f"{what} may reach {bound}, and float32 is exact only below {EXACT_F32}")
+
+
+def _quantise(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.round(x * scale).clamp_(-QMAX, QMAX)
+
+
+def _norm(h: torch.Tensor) -> torch.Tensor:
+    """RMS-normalised int8 activations of the residual `h`. 128 squares below 2**40 sum exactly."""
+    wide = h.double()
+    mean = (wide * wide).sum(-1, keepdim=True) / WIDTH
+    return torch.round(wide / torch.sqrt(mean + 1.0) * RMS).clamp_(-QMAX, QMAX).float()
+
+
+def _bytes(x: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(x.to(torch.int8).cpu().numpy()).view(np.uint8)
+
+
+def _spans(step: StepRows, max_model_len: int) -> list[Span]:
+    """The step's requests. Raises UsageError where `step` breaks the contract of `StepRows`."""
+    rows, positions = step.rows, step.positions
+    if positions.min() < 0 or positions.max() >= max_model_len:
+        worst = positions.max() if positions.min() >= 0 else positions.min()
+        raise UsageError(f"position {worst} is outside 0..max_model_len-1={max_model_len - 1}")
+    cuts = np.flatnonzero(np.diff(rows)) + 1
+    starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(rows)]
+    rising = np.diff(positions) == 1
+    rising[cuts - 1] = True
+    if not rising.all() or len(np.unique(rows)) != len(starts):
+        raise UsageError("tokens of one request must be adjacent, with positions rising by one")
+    return [
+        (a, b, int(rows[a]), int(positions[b - 1]) + 1) for a, b in zip(starts, ends, strict=True)
+    ]
+
+
+class BuiltinModel:
+    """Six MLA layers in two index groups, exact top-k, greedy choice; see the module docstring.
+
+    seed: of the weights, 0..2**32-1. top_k: rows a token attends to, 1..2048. max_model_len:
+    positions accepted, up to 2**20. device: any torch device; inputs and outputs stay on the host.
+    Raises ConfigError when an argument would leave the exact range.
+    """
+
+    vocab_size = VOCAB
+    eos = EOS
+
+    def __init__(
+        self, *, seed: int, top_k: int, max_model_len: int, device: str | torch.device = "cpu"
+    ) -> None:
+        if not 1 <= top_k <= MAX_TOP_K:
+            raise ConfigError(f"top_k={top_k}: use 1..{MAX_TOP_K}")
+        if not 1 <= max_model_len <= MAX_POSITIONS:
+            raise ConfigError(f"max_model_len={max_model_len}: use 1..{MAX_POSITIONS}")
+        if not 0 <= seed < 1 << 32:
+            raise ConfigError(f"seed={seed}: use 0..2**32-1")
+        self.seed, self.top_k, self.max_model_len = seed, top_k, max_model_len
+        self.device = torch.device(device)
+        self.layout = ModelLayout(row_bytes=ROW, index_row_bytes=INDEX_WIDTH, index_groups=GROUPS)
+        self._build_tables()
+        self._build_weights(np.random.RandomState(seed))
+
+    # -- construction ----------------------------------------------------------------------------
+    def _tensor(self, values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    def _float(self, data: np.ndarray) -> torch.Tensor:
+        """Cached bytes as the integers they are."""
+        writable = np.require(data, requirements="W").view(np.int8)  # torch warns of read-only
+        return torch.from_numpy(writable).to(self.device).float()
+
+    def _build_tables(self) -> None:
+        turn = [2 * math.pi * i / PHASES for i in range(PHASES)]
+        self._cos = self._tensor([round(QMAX * math.cos(a)) for a in turn])
+        self._sin = self._tensor([round(QMAX * math.sin(a)) for a in turn])
+        # phases a position turns each rotary pair by: from 1/8 turn down to one phase, geometric
+        top = PHASES // 8
+        steps = [round(top ** (1 - i / (ROPE // 2 - 1))) for i in range(ROPE // 2)]
+        self._steps = torch.tensor(steps, dtype=torch.int64, device=self.device)
+        decay = [round(SOFTMAX_PEAK * math.exp(-i / 24)) for i in range(SOFTMAX_TABLE - 1)]
+        self._softmax = self._tensor([*decay, 0])
+        self._at = torch.arange(self.max_model_len, device=self.device)
+        self._tie = (MAX_POSITIONS - 1 - self._at).double()
+        self._head_weights = self._tensor(HEAD_WEIGHTS)
+        _require_exact(MAX_TOP_K * SOFTMAX_PEAK * QMAX, "a weighted sum over the top-k")
+        _require_exact(INDEX_HEADS * INDEX_WIDTH * max(HEAD_WEIGHTS) * QMAX**2, "a top-k score")
+
+    def _build_weights(self, random: np.random.RandomState) -> None:
+        # RandomState, because numpy promises its stream for ever; a Generator's may change
+        def linear(inner: int, outer: int, gain: float = 1.0) -> _Linear:
+            _require_exact(inner * QMAX**2, f"a sum of {inner} int8 products")
+            weight = random.randint(-QMAX, QMAX + 1, size=(inner, outer))
+            sigma = math.sqrt(QMAX * (QMAX + 1) / 3)
+            return _Linear(self._tensor(weight), gain / (sigma * math.sqrt(inner)))
+
+        grid = GRID / RMS  # a unit-gain block adds 1.0 rms to the residual
+        self._embed = self._tensor(random.randint(-256, 257, size=(VOCAB, WIDTH)))
+        self._place = self._tensor(random.randint(-256, 257, size=(PLACES, WIDTH)))
+        self._layers = [
+            _Layer(
+                query=linear(WIDTH, HEADS * ROW),
+                cached=linear(WIDTH, ROW),
+                out=linear(HEADS * LATENT, WIDTH, grid),
+                up=linear(WIDTH, MLP),
+                down=linear(MLP, WIDTH, grid),
+            )
+            for _ in range(self.layout.layers)
+        ]
+        self._indexers = [
+            _Indexer(
+                query=linear(WIDTH, INDEX_HEADS * INDEX_WIDTH, 0.5),
+                key=linear(WIDTH, INDEX_WIDTH),
+                head_weight=linear(WIDTH, INDEX_HEADS, 2 / RMS),
+                bias=self._tensor(random.randint(-40, 41, size=INDEX_HEADS * INDEX_WIDTH)),
+            )
+            for _ in self.layout.index_groups
+        ]
+        self._unembed = linear(WIDTH, VOCAB)
+        self._eos_handicap = round(EOS_HANDICAP * RMS / self._unembed.scale)
+
+    # -- the step --------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def forward(self, tokens: np.ndarray, rows: StepRows, kv: KVAccess) -> np.ndarray:
+        """Logits of every token of the step: float32 [n, vocab], integer-valued.
+
+        tokens: integers [n]. Writes the step's rows of every layer and group through `kv`, then
+        reads what the indexers select. Raises UsageError, before the first write, for tokens,
+        positions or an order that the contract forbids.
+        """
+        if not len(tokens) == len(rows.rows) == len(rows.positions):
+            raise UsageError(
+                "a step has one token, one row and one position each, got lengths "
+                f"{len(tokens)}, {len(rows.rows)}, {len(rows.positions)}"
+            )
+        if len(tokens) == 0:
+            return np.zeros((0, VOCAB), dtype=np.float32)
+        if tokens.min() < 0 or tokens.max() >= VOCAB:
+            raise UsageError(f"tokens must lie in 0..{VOCAB - 1}")
+        spans = _spans(rows, self.max_model_len)
+        positions = torch.from_numpy(rows.positions.astype(np.int64)).to(self.device)
+        phase = (positions[:, None] * self._steps) % PHASES
+        turn = (self._cos[phase], self._sin[phase])
+        h = self._embed[torch.from_numpy(tokens.astype(np.int64)).to(self.device)]
+        h = h + self._place[positions % PLACES]
+        for group, layers in enumerate(self.layout.index_groups):
+            selected = self._tensor([])
+            for layer in layers:
+                x = _norm(h)
+                kv.write(layer, self._row(layer, x, turn))
+                top_k = None
+                if layer == layers[0]:
+                    indexer = self._indexers[group]
+                    kv.write_index(group, _bytes(_quantise(indexer.key(x), indexer.key.scale)))
+                    top_k = self._select(group, x, spans, kv)
+                    selected = torch.from_numpy(top_k >= 0).to(self.device)
+                h = self._attend(layer, h, x, turn, kv.gather(layer, top_k), selected)
+                h = self._mlp(layer, h)
+        logits = self._unembed(_norm(h))
+        logits[:, EOS] -= self._eos_handicap
+        result: np.ndarray = logits.cpu().numpy()
+        return result
+
+    def choose(self, logits: np.ndarray) -> np.ndarray:
+        """Greedy choice: int64 [n]. Ties go to the lowest token id."""
+        best: np.ndarray = np.argmax(logits, axis=-1).astype(np.int64)
+        return best
+
+    # -- parts of a layer ------------------------------------------------------------------------
+    def _rope(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Rotate int8 [n, heads, ROPE] by its position; int8 again. Products are exact."""
+        cos, sin = turn[0][:, None], turn[1][:, None]
+        a, b = x[..., : ROPE // 2], x[..., ROPE // 2 :]
+        return _quantise(torch.cat((a * cos - b * sin, a * sin + b * cos), -1), 1 / QMAX)
+
+    def _row(
+        self, layer: int, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> np.ndarray:
+        """The rows to cache: uint8 [n, row_bytes]."""
+        cached = self._layers[layer].cached
+        row = _quantise(cached(x), cached.scale)[:, None]
+        return _bytes(torch.cat((row[..., :LATENT], self._rope(row[..., LATENT:], turn)), -1)[:, 0])
+
+    def _select(self, group: int, x: torch.Tensor, spans: list[Span], kv: KVAccess) -> np.ndarray:
+        """The leader's selection: int32 [n, top_k], ascending, then -1 where there are too few."""
+        indexer = self._indexers[group]
+        q = _quantise(indexer.query(x), indexer.query.scale).add_(indexer.bias)
+        q = q.clamp_(-QMAX, QMAX).view(-1, INDEX_HEADS, INDEX_WIDTH)
+        head = torch.round(indexer.head_weight(x) * indexer.head_weight.scale + 1.5)
+        head = self._head_weights[head.clamp_(0, len(HEAD_WEIGHTS) - 1).long()]
+        # a positive weight commutes with relu, so it goes into the query: one pass less over scores
+        q = (q * head[..., None]).transpose(0, 1)
+        chosen = torch.full((len(x), self.top_k), MAX_POSITIONS, device=self.device)
+        for start, end, row, length in spans:
+            keys = self._float(kv.index_keys(group, row, length))
+            block = max(1, SELECT_ELEMENTS // (INDEX_HEADS * length))
+            for i in range(start, end, block):
+                j = min(end, i + block)
+                self._best(q[:, i:j], keys[: length - (end - j)], chosen[i:j])
+        chosen = chosen.sort(-1).values.int().cpu()
+        top_k: np.ndarray = chosen.masked_fill_(chosen == MAX_POSITIONS, -1).numpy()
+        return top_k
+
+    def _best(self, q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
+        """Top-k positions of the last m tokens among T keys into `out`, int64 [m, k], unordered.
+
+        Taken by unique keys score * 2**20 + (2**20 - 1 - position), exact below 2**53: ties
+        prefer the earlier position, so that the selected set does not depend on the algorithm.
+        """
+        m, total = q.shape[1], len(keys)
+        at = self._at[:total]
+        future = at > at[total - m :, None] if m > 1 else None  # a last token has no future
+        if total <= self.top_k:  # everything is selected, whatever its score
+            out[:, :total] = at if future is None else at.masked_fill(future, MAX_POSITIONS)
+            return
+        score = (q.reshape(-1, INDEX_WIDTH) @ keys.T).relu_().view(INDEX_HEADS, m, total).sum(0)
+        unique = score.double().mul_(MAX_POSITIONS).add_(self._tie[:total])
+        if future is not None:
+            unique.masked_fill_(future, -1.0)
+        best = unique.topk(self.top_k, sorted=False)
+        out[:] = best.indices.masked_fill_(best.values < 0, MAX_POSITIONS)
+
+    def _attend(
+        self,
+        layer: int,
+        h: torch.Tensor,
+        x: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        gathered: np.ndarray,
+        selected: torch.Tensor,
+    ) -> torch.Tensor:
+        """Residual after attention over `gathered`, uint8 [n, k, row_bytes], where `selected`."""
+        weights = self._layers[layer]
+        q = _quantise(weights.query(x), weights.query.scale).view(-1, HEADS, ROW)
+        q = torch.cat((q[..., :LATENT], self._rope(q[..., LATENT:], turn)), -1)
+        kv = self._float(gathered)
+        score = torch.bmm(q, kv.transpose(1, 2))
+        hidden = ~selected[:, None]
+        score.masked_fill_(hidden, -float(EXACT_F32))
+        below = score.amax(-1, keepdim=True) - score
+        step = torch.floor(below * (1 / SOFTMAX_STEP)).clamp_(max=SOFTMAX_TABLE - 1)
+        weight = self._softmax[step.long()].masked_fill_(hidden, 0.0)
+        mixed = torch.bmm(weight, kv[..., :LATENT]) / weight.sum(-1, keepdim=True)
+        context = _quantise(mixed, 1.5).view(-1, HEADS * LATENT)
+        return self._add(h, weights.out(context), weights.out.scale)
+
+    def _mlp(self, layer: int, h: torch.Tensor) -> torch.Tensor:
+        weights = self._layers[layer]
+        up = _quantise(weights.up(_norm(h)), weights.up.scale)
+        # an odd square: relu's would have a mean, which makes one token win every time
+        return self._add(h, weights.down(_quantise(up * up.abs(), 1 / 32)), weights.down.scale)
+
+    def _add(self, h: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
+        return (h + torch.round(out * scale)).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)

@@ -1,0 +1,232 @@
+"""Bytes of the log: events to bodies, bodies to frames, and the header of a segment. Pure.
+
+Owns      the on-disk format, version 1. Numbers are little-endian.
+Makes     ``bytes`` and frozen structs; no events of its own.
+Needs     event structs with distinct integer tags; nothing here opens a file.
+Edges     a length is bounded before it is trusted; a frame is whole, of the expected seq and of
+          its segment (CRC), or it is not a frame. Kinds from 0xFF00 are kept for the log itself.
+Crash     holds no state that a crash could lose.
+
+    segment  = header frame*
+    header   = magic 8 B | format u16 | length u32 | msgpack map | crc32c u32 (all before it)
+    frame    = length u32 | kind u16 | seq u64 | crc32c u32 | body
+    crc      = CRC-32C over (segment salt, number, first_seq), then length, kind, seq, body
+
+The header's layout is the same in every format version, so that any reader can name a version that
+it does not know. Its map may gain fields: a reader ignores those it does not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from typing import Any, NamedTuple
+
+import google_crc32c
+import msgspec
+
+from hisparse.errors import LogError, UsageError
+from hisparse.fsm.events import Event
+
+MAGIC = b"hisplog\n"
+FORMAT_VERSION = 1
+MAX_FRAME_BYTES = 16 << 20
+RESERVED_KINDS = 0xFF00
+RESYNC_SEQS = 64
+_FRAME = struct.Struct("<IHQI")
+_CHECKED = struct.Struct("<IHQ")  # the part of a frame's head that its CRC covers
+_PREFIX = struct.Struct("<8sHI")
+_CRC = struct.Struct("<I")
+_SEED = struct.Struct("<QQ")
+FRAME_HEAD_BYTES = _FRAME.size
+MAX_BODY_BYTES = MAX_FRAME_BYTES - FRAME_HEAD_BYTES
+Frame = tuple[int, int, bytes]  # seq, kind, body
+
+
+class UnknownEvent(msgspec.Struct, frozen=True):
+    """An event of a kind that this version does not declare; re-encodes to the same bytes."""
+
+    kind: int
+    body: bytes
+
+
+LoggedEvent = Event | UnknownEvent
+
+
+class Codec:
+    """Bodies of the events in `types`: msgpack, the tag doubling as the frame's kind.
+
+    Raises UsageError for a type without an integer tag in ``[0, 0xFF00)``, or for a tag used twice.
+    """
+
+    __slots__ = ("_decoders", "_encode", "_kinds", "schema_digest")
+
+    def __init__(self, types: tuple[type[Event], ...]) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._kinds: dict[type, int] = {}
+        self._decoders: dict[int, Any] = {}
+        for cls in types:
+            kind = cls.__struct_config__.tag
+            if type(kind) is not int or not 0 <= kind < RESERVED_KINDS:
+                raise UsageError(f"{cls.__name__} needs an integer tag below 0xFF00, not {kind!r}")
+            if kind in self._decoders:
+                raise UsageError(f"{cls.__name__} reuses kind {kind}: a kind names one event")
+            self._kinds[cls] = kind
+            self._decoders[kind] = msgspec.msgpack.Decoder(cls).decode
+        schema = msgspec.json.schema_components(types)
+        text = json.dumps(schema, sort_keys=True, separators=(",", ":"))
+        self.schema_digest: str = hashlib.sha256(text.encode()).hexdigest()
+
+    def encode(self, event: LoggedEvent) -> tuple[int, bytes]:
+        """Kind and body. Raises UsageError for an undeclared type or an unencodable field."""
+        kind = self._kinds.get(type(event))
+        if kind is None:
+            if isinstance(event, UnknownEvent):
+                return event.kind, event.body
+            raise UsageError(f"{type(event).__name__} is not an event that this codec declares")
+        try:
+            return kind, self._encode(event)
+        except (TypeError, OverflowError, ValueError) as error:
+            raise UsageError(f"{type(event).__name__} cannot be encoded: {error}") from error
+
+    def decode(self, kind: int, body: bytes) -> LoggedEvent:
+        """The event. Raises LogError for a body that its kind's declaration does not allow."""
+        decode = self._decoders.get(kind)
+        if decode is None:
+            return UnknownEvent(kind, body)
+        try:
+            event: Event = decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise LogError(f"an event of kind {kind} does not decode: {error}") from error
+        return event
+
+
+class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a segment says of itself. `created` is in seconds of the writer's injected clock."""
+
+    segment: int
+    first_seq: int
+    schema_digest: str
+    salt: bytes
+    config: str
+    created: float
+    compression: str = "none"
+    snapshot_seq: int = 0  # of the snapshot that the segment begins with; 0: none
+
+    @property
+    def seed(self) -> int:
+        """Start value of each frame's CRC: bytes of another segment never check out here."""
+        place = _SEED.pack(self.segment, self.first_seq)
+        return int(google_crc32c.value(self.salt + place))
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    body = msgspec.msgpack.encode(header)
+    data = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(body)) + body
+    return data + _CRC.pack(google_crc32c.value(data))
+
+
+def header_room(data: bytes, room: int) -> int:
+    """Bytes of the header that `data` begins, 0 where the `room` bytes of the file are too few."""
+    if len(data) < _PREFIX.size:
+        return 0
+    size = _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + _CRC.size
+    return size if size <= min(room, MAX_FRAME_BYTES) else 0
+
+
+def decode_header(data: bytes) -> SegmentHeader | str:
+    """The header that `data` is, or a sentence that says why it is none.
+
+    Raises LogError for an intact header of a format or compression that this version cannot read.
+    """
+    if not data or header_room(data, len(data)) != len(data):
+        return "the header is cut short or its length is wrong"
+    magic, version, _ = _PREFIX.unpack_from(data)
+    if _CRC.unpack(data[-_CRC.size :])[0] != google_crc32c.value(data[: -_CRC.size]):
+        return "the header's checksum does not match"
+    if magic != MAGIC:
+        return f"the file begins with {magic!r}, not {MAGIC!r}"
+    if version != FORMAT_VERSION:
+        raise LogError(f"log format {version} is not one this version reads ({FORMAT_VERSION})")
+    try:
+        header = msgspec.msgpack.decode(data[_PREFIX.size : -_CRC.size], type=SegmentHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"the header does not decode: {error}"
+    if header.compression != "none":
+        raise LogError(f"segment compression {header.compression!r} is not one this version reads")
+    return header
+
+
+def encode_frame(seed: int, seq: int, kind: int, body: bytes) -> bytes:
+    """One frame. Raises LogError for a body above `MAX_BODY_BYTES` or a kind that is no u16."""
+    size = len(body)
+    if size > MAX_BODY_BYTES:
+        raise LogError(f"event {seq} of kind {kind} has {size} B, above {MAX_BODY_BYTES}")
+    if not 0 <= kind <= 0xFFFF:
+        raise LogError(f"event {seq} has kind {kind}, which a frame cannot hold")
+    crc = google_crc32c.extend(seed, _CHECKED.pack(size, kind, seq) + body)
+    return _FRAME.pack(size, kind, seq, crc) + body
+
+
+class Parsed(NamedTuple):
+    """Frames at the start of some bytes. `need`: whole bytes of the next, which the file has."""
+
+    frames: list[Frame]
+    used: int
+    need: int
+    fault: str
+
+
+def parse_frames(data: bytes, room: int, seed: int, expected: int) -> Parsed:
+    """The frames that `data` begins with, the first of seq `expected`.
+
+    `room` (bytes) is how much the file holds from the first byte of `data` on. The parse stops at
+    the end, at the first byte that is not of a valid frame (`fault` says why), or where `data`
+    stops short of what the file has (`need`).
+    """
+    frames: list[Frame] = []
+    pos, have = 0, len(data)
+    extend, unpack, head = google_crc32c.extend, _FRAME.unpack_from, FRAME_HEAD_BYTES
+    while True:
+        left = room - pos
+        if left <= 0:
+            return Parsed(frames, pos, 0, "")
+        if left < head:
+            return Parsed(frames, pos, 0, f"{left} B are left, fewer than a frame's head")
+        if pos + head > have:
+            return Parsed(frames, pos, head, "")
+        size, kind, seq, crc = unpack(data, pos)
+        if seq != expected:
+            return Parsed(frames, pos, 0, f"the frame's seq reads {seq}")
+        if size > MAX_BODY_BYTES or head + size > left:
+            return Parsed(frames, pos, 0, f"a body of {size} B does not fit the {left} B left")
+        end = pos + head + size
+        if end > have:
+            return Parsed(frames, pos, head + size, "")
+        body = data[pos + head : end]
+        if extend(seed, data[pos : pos + _CHECKED.size] + body) != crc:
+            return Parsed(frames, pos, 0, "the frame's checksum does not match")
+        frames.append((seq, kind, body))
+        pos, expected = end, expected + 1
+
+
+def frame_follows(data: bytes, seed: int, expected: int) -> bool:
+    """Whether a valid frame of one of the next `RESYNC_SEQS` seqs lies anywhere in `data`.
+
+    Tells damage (what follows is intact) from a torn tail (nothing is). Searches for the bytes of
+    each seq, so that it is fast on a large rest and never depends on a length that may be wrong.
+    """
+    for seq in range(expected, expected + RESYNC_SEQS):
+        mark = seq.to_bytes(8, "little")
+        at = data.find(mark, 6)
+        while at >= 0:
+            start = at - 6
+            rest = data[start : start + FRAME_HEAD_BYTES]
+            if len(rest) == FRAME_HEAD_BYTES:
+                size = _FRAME.unpack(rest)[0]
+                end = start + FRAME_HEAD_BYTES + size
+                if end <= len(data) and parse_frames(data[start:end], end - start, seed, seq).used:
+                    return True
+            at = data.find(mark, at + 1)
+    return False

@@ -1,0 +1,207 @@
+"""evolve: leases of GPU blocks, and the tables that name them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.errors import StaleEpoch
+from hisparse.fsm import events as ev
+from hisparse.fsm.evolve.requests import register_index_page
+from hisparse.fsm.machines import (
+    BLOCK_LEASE,
+    HOT_REGION,
+    BlockRole,
+    BlockTrigger,
+    HotState,
+    HotTrigger,
+)
+from hisparse.fsm.state import State
+from hisparse.fsm.wire import Table
+
+I64 = npt.NDArray[np.int64]
+TO_FREE = (
+    BlockTrigger.abandoned,
+    BlockTrigger.retired,
+    BlockTrigger.dropped,
+    BlockTrigger.spilled,
+)
+
+
+def ids(values: tuple[int, ...]) -> I64:
+    return np.array(values, dtype=np.int64)
+
+
+def check_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:
+    """Every id must come with the epoch that the state holds. Raises StaleEpoch."""
+    wrong = columns[at] != epochs
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise StaleEpoch(f"{what} {at[i]} has epoch {columns[at[i]]}, the event names {epochs[i]}")
+
+
+def move_blocks(state: State, blocks: I64, trigger: BlockTrigger) -> None:
+    b = state.blocks
+    BLOCK_LEASE.apply(b.state, blocks, trigger, epochs=b.epoch, seq=state.seq + 1)
+
+
+def raise_block_epochs(state: State, blocks: I64, epochs: I64) -> None:
+    """Reuse begins a new epoch, exactly one above the last. Raises StaleEpoch."""
+    check_epochs("block", state.blocks.epoch, blocks, epochs - 1)
+    state.blocks.epoch[blocks] = epochs
+
+
+def free_blocks(state: State, blocks: I64) -> None:
+    """Blocks that just became FREE: nothing refers to them, nothing finds them."""
+    b, pages = state.blocks, state.pages
+    assert blocks.all(), "the null block is never freed"
+    partners = b.partner[blocks]
+    linked = pages.partner[partners] == blocks
+    pages.partner[partners[linked]] = 0
+    pages.partner[0] = 0
+    b.partner[blocks] = 0
+    b.free.push(blocks)
+    for block in blocks[b.role[blocks] == BlockRole.INDEX].tolist():
+        for page_hash in state.index_hashes.pop(block, ()):
+            if state.index_prefix.get(page_hash, (0, 0))[0] == block:
+                del state.index_prefix[page_hash]
+
+
+def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
+    blocks, b = ids(e.blocks), state.blocks
+    move_blocks(state, blocks, BlockTrigger.reserved)
+    raise_block_epochs(state, blocks, ids(e.epochs))
+    b.free.remove(blocks)
+    b.role[blocks] = e.role
+    b.refs[blocks] = 1
+    _enter(state, e.role, e.row, np.arange(e.entry, e.entry + len(blocks)), blocks)
+    if e.role is BlockRole.RESIDENT:
+        rows = state.rows
+        rows.pages[e.row] = max(int(rows.pages[e.row]), e.entry + len(blocks))
+
+
+def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
+    blocks, b = ids(e.blocks), state.blocks
+    check_epochs("block", b.epoch, blocks, ids(e.epochs))
+    assert (b.role[blocks] == e.role).all(), "a block keeps its role to the end of its epoch"
+    cached = blocks[b.refs[blocks] == 0]
+    move_blocks(state, cached, BlockTrigger.adopted)
+    b.cached.remove(cached)
+    b.refs[blocks] += 1
+    _enter(state, e.role, e.row, ids(e.entries), blocks)
+    if e.role is BlockRole.INDEX:
+        request, per_block = state.request_of(e.row), state.config.index_pages_per_block
+        for entry in e.entries:
+            for page in range(entry * per_block, (entry + 1) * per_block):
+                register_index_page(state, request, page)
+
+
+def _enter(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -> None:
+    table = state.table(Table(role))
+    assert not table[row, entries].any(), f"table {role.name} row {row}: entry given out twice"
+    table[row, entries] = blocks
+    state.used_of(role)[row] += len(blocks)
+
+
+def _leave(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -> None:
+    table = state.table(Table(role))
+    assert (table[row, entries] == blocks).all(), f"table {role.name} row {row} names others"
+    table[row, entries] = 0
+    state.used_of(role)[row] -= len(blocks)
+    state.blocks.refs[blocks] -= 1
+    assert (state.blocks.refs[blocks] >= 0).all(), "a block was given back twice"
+
+
+def blocks_written(state: State, e: ev.StepPlanned) -> None:
+    """The rows of a planned step make their pages dirty, on the scheduler side, from the plan."""
+    page_size, per_block = state.config.pools.page_size, state.config.index_pages_per_block
+    resident, index = state.table(Table.RESIDENT), state.table(Table.INDEX)
+    fresh: list[int] = []
+    for row, start, count in zip(e.rows, e.starts, e.counts, strict=True):
+        first, last = start // page_size, (start + count - 1) // page_size
+        fresh += resident[row, first : last + 1].tolist()
+        fresh += index[row, first // per_block : last // per_block + 1].tolist()
+    blocks = ids(tuple(fresh))
+    assert blocks.all(), "a planned row has no block to be written to"
+    move_blocks(state, blocks, BlockTrigger.written)
+
+
+def blocks_evicted(state: State, e: ev.BlocksEvicted, seq: int) -> None:
+    blocks = ids(e.blocks)
+    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    move_blocks(state, blocks, BlockTrigger.evicted)
+    state.blocks.cached.remove(blocks)
+    free_blocks(state, blocks)
+
+
+def blocks_sealed(state: State, e: ev.BlocksSealed, seq: int) -> None:
+    blocks = ids(e.blocks)
+    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    assert (state.blocks.role[blocks] == BlockRole.INDEX).all(), "only index blocks are sealed"
+    move_blocks(state, blocks, BlockTrigger.sealed)
+
+
+def blocks_released(state: State, e: ev.BlocksReleased, seq: int) -> None:
+    blocks = ids(e.blocks)
+    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    _leave(state, e.role, e.row, ids(e.entries), blocks)
+    _unowned(state, e.trigger, blocks)
+
+
+def pages_spilled(state: State, e: ev.PagesSpilled, seq: int) -> None:
+    blocks, entries = ids(e.blocks), ids(e.entries)
+    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    assert state.table(Table.HOST)[e.row, entries].all(), "a spilled page has no host page"
+    assert state.request_of(e.row).hot is HotState.LEASED, "no page leaves without a hot region"
+    _leave(state, BlockRole.RESIDENT, e.row, entries, blocks)
+    for ident in e.transfers:
+        if ident:
+            transfer = state.transfers[ident]
+            transfer.holds_block = False
+            if transfer.kind is transfer.kind.SPILL:
+                state.rows.spilling[e.row] -= 1
+    _unowned(state, e.trigger, blocks)
+
+
+def _unowned(state: State, trigger: BlockTrigger | None, blocks: I64) -> None:
+    b = state.blocks
+    if trigger is None:
+        assert (b.refs[blocks] > 0).all(), "a block without owner needs a trigger"
+        return
+    assert not b.refs[blocks].any(), "a block with other owners cannot change hands"
+    move_blocks(state, blocks, trigger)
+    if trigger in TO_FREE:
+        free_blocks(state, blocks)
+    else:
+        b.cached.push(blocks)
+
+
+def index_pages_copied(state: State, e: ev.IndexPagesCopied, seq: int) -> None:
+    request, per_block = state.request_of(e.row), state.config.index_pages_per_block
+    check_epochs("block", state.blocks.epoch, ids(e.sources), ids(e.source_epochs))
+    move_blocks(state, np.unique(ids(e.blocks)), BlockTrigger.written)
+    entry_of = {int(b): i for i, b in enumerate(state.table(Table.INDEX)[e.row]) if b}
+    for block, slot in zip(e.blocks, e.slots, strict=True):
+        register_index_page(state, request, entry_of[block] * per_block + slot)
+
+
+def hot_wanted(state: State, e: ev.HotWanted, seq: int) -> None:
+    _move_hot(state, e.row, HotTrigger.wanted, seq)
+
+
+def hot_leased(state: State, e: ev.HotLeased, seq: int) -> None:
+    _move_hot(state, e.row, HotTrigger.leased, seq)
+    blocks_reserved(
+        state, ev.BlocksReserved(e.cause, BlockRole.HOT, e.row, 0, e.blocks, e.epochs), seq
+    )
+
+
+def hot_released(state: State, e: ev.HotReleased, seq: int) -> None:
+    _move_hot(state, e.row, HotTrigger.released, seq)
+
+
+def _move_hot(state: State, row: int, trigger: HotTrigger, seq: int) -> None:
+    request = state.request_of(row)
+    request.hot = HotState(
+        HOT_REGION.next(request.hot, trigger, row, epoch=request.epoch, seq=seq)
+    )

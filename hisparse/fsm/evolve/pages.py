@@ -1,0 +1,203 @@
+"""evolve: host pages, the prefix index, and transfers between the tiers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hisparse.fsm import events as ev
+from hisparse.fsm.evolve.blocks import I64, check_epochs, ids, move_blocks
+from hisparse.fsm.machines import (
+    HOST_PAGE,
+    TRANSFER,
+    BlockTrigger,
+    PageState,
+    PageTrigger,
+    TransferState,
+    TransferTrigger,
+)
+from hisparse.fsm.state import State, Transfer
+from hisparse.fsm.wire import Table, TransferKind
+
+
+def move_pages(state: State, pages: I64, trigger: PageTrigger) -> None:
+    p = state.pages
+    HOST_PAGE.apply(p.state, pages, trigger, epochs=p.epoch, seq=state.seq + 1)
+
+
+def raise_page_epochs(state: State, pages: I64, epochs: I64) -> None:
+    """Reuse begins a new epoch, exactly one above the last. Raises StaleEpoch."""
+    check_epochs("host page", state.pages.epoch, pages, epochs - 1)
+    state.pages.epoch[pages] = epochs
+
+
+def host_pages_reserved(state: State, e: ev.HostPagesReserved, seq: int) -> None:
+    pages, p = ids(e.pages), state.pages
+    move_pages(state, pages, PageTrigger.reserved)
+    raise_page_epochs(state, pages, ids(e.epochs))
+    p.free.remove(pages)
+    p.refs[pages] = 1
+    p.partner[pages] = 0
+    state.request_of(e.row).reserved.extend(e.pages)
+
+
+def prefix_leased(state: State, e: ev.PrefixLeased, seq: int) -> None:
+    pages, p = ids(e.pages), state.pages
+    check_epochs("host page", p.epoch, pages, ids(e.epochs))
+    assert (p.state[pages] == PageState.PUBLISHED).all(), "a prefix names only published pages"
+    p.evictable.remove(pages[p.refs[pages] == 0])
+    p.refs[pages] += 1
+    state.table(Table.HOST)[e.row, : len(pages)] = pages
+    state.rows.published[e.row] = len(pages)
+
+
+def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None:
+    pages, p = ids(e.pages), state.pages
+    check_epochs("host page", p.epoch, pages, ids(e.epochs))
+    request = state.request_of(e.row)
+    p.refs[pages] -= 1
+    assert (p.refs[pages] >= 0).all(), "a host page was given back twice"
+    if e.trigger is None:
+        idle = pages[p.refs[pages] == 0]
+        assert (p.state[idle] == PageState.PUBLISHED).all(), "an idle page needs a trigger"
+        p.evictable.push(idle)
+        return
+    assert not p.refs[pages].any(), "a host page with other owners cannot become free"
+    move_pages(state, pages, e.trigger)
+    if e.trigger is PageTrigger.abandoned:
+        gone = set(e.pages)
+        request.reserved = [page for page in request.reserved if page not in gone]
+    elif e.trigger is PageTrigger.reclaimed:
+        table = state.table(Table.HOST)[e.row]
+        table[np.isin(table, pages)] = 0
+    _free_pages(state, pages)
+
+
+def host_pages_evicted(state: State, e: ev.HostPagesEvicted, seq: int) -> None:
+    pages, p = ids(e.pages), state.pages
+    check_epochs("host page", p.epoch, pages, ids(e.epochs))
+    move_pages(state, pages, PageTrigger.evicted)
+    p.evictable.remove(pages)
+    for page in e.pages:
+        del state.prefix[p.hash_of.pop(page)]
+    _free_pages(state, pages)
+
+
+def _free_pages(state: State, pages: I64) -> None:
+    assert pages.all(), "the null page is never freed"
+    blocks = state.pages.partner[pages]
+    state.blocks.partner[blocks] = 0
+    state.pages.partner[pages] = 0
+    state.pages.free.push(pages)
+
+
+def pages_published(state: State, e: ev.PagesPublished, seq: int) -> None:
+    p = state.pages
+    kept = ids(tuple(page for page in e.pages if page))
+    check_epochs("host page", p.epoch, ids(e.pages), ids(e.epochs))
+    move_pages(state, kept, PageTrigger.published)
+    for page, page_hash in zip(e.pages, e.page_hashes, strict=True):
+        assert (page_hash in state.prefix) == (page == 0), "one published page a prefix"
+        if page:
+            state.prefix[page_hash] = page
+            p.hash_of[page] = page_hash
+    assert state.rows.published[e.row] == e.entry, "publication is gap-free"
+    state.rows.published[e.row] = e.entry + len(e.pages)
+
+
+# -- transfers ------------------------------------------------------------------------------------
+
+
+def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
+    blocks, pages, request = ids(e.blocks), ids(e.pages), state.request_of(e.row)
+    check_epochs("block", state.blocks.epoch, blocks, ids(e.block_epochs))
+    check_epochs("host page", state.pages.epoch, pages, ids(e.page_epochs))
+    entries = ids(e.entries)
+    resident, host = state.table(Table.RESIDENT)[e.row], state.table(Table.HOST)[e.row]
+    assert (resident[entries] == blocks).all(), "a transfer names the block of another entry"
+    if e.kind is TransferKind.RESTORE:
+        assert (host[entries] == pages).all(), "a restore reads another page than the table's"
+        state.pages.refs[pages] += 1
+    else:
+        n = len(pages)
+        assert request.reserved[:n] == list(e.pages), "a copy fills the reservation in order"
+        del request.reserved[:n]
+        move_blocks(state, blocks, BlockTrigger.pinned)
+        move_pages(state, pages, PageTrigger.pinned)
+        host[entries] = pages
+        if e.kind is TransferKind.SPILL:
+            state.rows.spilling[e.row] += n
+    request.in_flight += len(blocks)
+    parts = (e.transfers, e.entries, e.blocks, e.block_epochs, e.pages, e.page_epochs)
+    for ident, entry, block, block_epoch, page, page_epoch in zip(*parts, strict=True):
+        assert ident == state.next_transfer, "transfer ids count up and are never reused"
+        state.next_transfer += 1
+        state.transfers[ident] = Transfer(
+            ident, e.epoch, e.kind, e.row, entry, block, block_epoch, page, page_epoch,
+            e.readers, e.writers, seq,
+        )  # fmt: skip
+
+
+def _move_transfer(t: Transfer, trigger: TransferTrigger, seq: int) -> None:
+    t.state = TransferState(TRANSFER.next(t.state, trigger, t.transfer, epoch=t.epoch, seq=seq))
+
+
+def transfer_enqueued(state: State, e: ev.TransferEnqueued, seq: int) -> None:
+    moved = [state.transfers[ident] for ident in e.transfers]
+    for t in moved:
+        assert t.readers >> e.rank & 1 and not t.enqueued >> e.rank & 1, (t, e.rank)
+        t.enqueued |= 1 << e.rank
+        assert e.last == (t.enqueued == t.readers), "the quorum decides, not the event"
+        trigger = TransferTrigger.enqueued_last if e.last else TransferTrigger.enqueued_partial
+        _move_transfer(t, trigger, seq)
+    if e.last:
+        out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+        move_blocks(state, ids(tuple(t.block for t in out)), BlockTrigger.enqueued)
+        move_pages(state, ids(tuple(t.page for t in out)), PageTrigger.enqueued)
+
+
+def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
+    moved = [state.transfers[ident] for ident in e.transfers]
+    for t in moved:
+        assert t.writers >> e.rank & 1 and not t.completed >> e.rank & 1, (t, e.rank)
+        t.completed |= 1 << e.rank
+        assert e.last == (t.completed == t.writers), "the quorum decides, not the event"
+        trigger = TransferTrigger.completed_last if e.last else TransferTrigger.completed_partial
+        _move_transfer(t, trigger, seq)
+    if not e.last:
+        return
+    out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+    move_pages(state, ids(tuple(t.page for t in out)), PageTrigger.completed)
+    held = [t for t in out if t.holds_block]
+    move_blocks(state, ids(tuple(t.block for t in held)), BlockTrigger.completed)
+    restored = [t for t in moved if t.kind is TransferKind.RESTORE]
+    move_blocks(state, ids(tuple(t.block for t in restored)), BlockTrigger.restored)
+    for t in held + restored:
+        state.blocks.partner[t.block] = t.page
+        state.pages.partner[t.page] = t.block
+    for t in restored:
+        state.pages.refs[t.page] -= 1
+    _settle(state, moved)
+
+
+def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
+    moved = [state.transfers[ident] for ident in e.transfers]
+    for t in moved:
+        _move_transfer(t, TransferTrigger.failed, seq)
+    out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+    move_pages(state, ids(tuple(t.page for t in out)), PageTrigger.failed)
+    kept = ids(tuple(t.block for t in out if t.holds_block))
+    move_blocks(state, kept, BlockTrigger.failed)
+    for t in moved:
+        if t.kind is TransferKind.RESTORE:
+            state.pages.refs[t.page] -= 1
+    _settle(state, moved)
+
+
+def _settle(state: State, transfers: list[Transfer]) -> None:
+    for t in transfers:
+        del state.transfers[t.transfer]
+        request = state.request_of(t.row)
+        assert request.in_flight > 0, f"transfer {t.transfer} settled twice"
+        request.in_flight -= 1
+        if t.kind is TransferKind.SPILL and t.holds_block:
+            state.rows.spilling[t.row] -= 1

@@ -1,0 +1,152 @@
+"""evolve: inputs, and the life of requests."""
+
+from __future__ import annotations
+
+from hisparse.config import ceil_div
+from hisparse.fsm import events as ev
+from hisparse.fsm.machines import REQUEST, RequestTrigger
+from hisparse.fsm.state import Request, State
+from hisparse.fsm.wire import Table
+
+
+def move(request: Request, trigger: RequestTrigger, seq: int) -> None:
+    request.state = type(request.state)(
+        REQUEST.next(request.state, trigger, request.request, epoch=request.epoch, seq=seq)
+    )
+
+
+def request_arrived(state: State, e: ev.RequestArrived, seq: int) -> None:
+    assert e.epoch == state.next_epoch, (e.epoch, state.next_epoch)
+    state.next_epoch += 1
+    request = Request(
+        e.request, e.epoch, e.prompt_tokens, e.max_tokens, list(e.page_hashes), seq, reserved=[]
+    )
+    state.requests[request.key] = request
+    state.waiting[request.key] = None
+
+
+def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
+    request = state.requests[(e.request, e.epoch)]
+    rows = state.rows
+    assert not rows.used[e.row], f"request row {e.row} is given out twice (seq {seq})"
+    move(request, RequestTrigger.admitted, seq)
+    del state.waiting[request.key]
+    request.row, request.steady_blocks, request.hit_tokens = e.row, e.steady_blocks, e.hit_tokens
+    state.by_row[e.row] = request
+    rows.used[e.row] = rows.live[e.row] = True
+    rows.computed[e.row] = rows.planned[e.row] = e.hit_tokens
+    rows.pages[e.row] = e.hit_tokens // state.config.pools.page_size
+    rows.pages_max[e.row] = ceil_div(request.max_tokens, state.config.pools.page_size)
+    rows.prefilling[e.row] = True
+
+
+def step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
+    assert e.step == state.step + 1, (e.step, state.step)
+    rows = state.rows
+    for row, start, count in zip(e.rows, e.starts, e.counts, strict=True):
+        assert rows.live[row] and count > 0, f"row {row} is not live or plans {count} rows"
+        assert start == rows.computed[row] == rows.planned[row], (
+            f"row {row} plans from {start}, computed {rows.computed[row]} (seq {seq})"
+        )
+        request = state.request_of(row)
+        if start < request.prompt_tokens:
+            move(request, RequestTrigger.prefilled, seq)
+        rows.planned[row] = start + count
+        rows.last_step[row] = e.step
+    state.step = e.step
+
+
+def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
+    rows, page_size = state.rows, state.config.pools.page_size
+    for row, page_hash in zip(e.hash_rows, e.page_hashes, strict=True):
+        state.request_of(row).hashes.append(page_hash)
+    for row, count in zip(e.rows, e.counts, strict=True):
+        before = int(rows.computed[row])
+        after = before + count
+        assert 0 <= count and after <= rows.planned[row], (row, before, count, rows.planned[row])
+        rows.computed[row] = rows.planned[row] = after
+        request = state.request_of(row)
+        if before < request.prompt_tokens <= after:
+            move(request, RequestTrigger.decoded, seq)
+            rows.prefilling[row] = False
+        for page in range(before // page_size, after // page_size):
+            register_index_page(state, request, page)
+
+
+def register_index_page(state: State, request: Request, page: int) -> None:
+    """The indexer rows of `page` are final: a prefix may find them in this block's slot."""
+    if page >= len(request.hashes):
+        return
+    per_block = state.config.index_pages_per_block
+    block = int(state.table(Table.INDEX)[request.row, page // per_block])
+    page_hash = request.hashes[page]
+    state.index_prefix[page_hash] = (block, page % per_block)
+    state.index_hashes.setdefault(block, []).append(page_hash)
+
+
+def _ended(state: State, key: tuple[str, int], trigger: RequestTrigger, why: str, seq: int) -> None:
+    request = state.requests[key]
+    move(request, trigger, seq)
+    move(request, RequestTrigger.drained, seq)
+    request.reason = why
+    state.waiting.pop(key, None)
+    state.draining[key] = None
+    if request.row >= 0:
+        state.rows.live[request.row] = False
+        state.rows.planned[request.row] = state.rows.computed[request.row]
+
+
+def request_finished(state: State, e: ev.RequestFinished, seq: int) -> None:
+    _ended(state, (e.request, e.epoch), RequestTrigger.finished, e.reason, seq)
+
+
+def request_preempted(state: State, e: ev.RequestPreempted, seq: int) -> None:
+    _ended(state, (e.request, e.epoch), RequestTrigger.preempted, e.reason, seq)
+
+
+def request_aborted(state: State, e: ev.RequestAborted, seq: int) -> None:
+    request = state.requests.get((e.request, e.epoch))
+    if request is None or (request.state is not request.state.WAITING and not request.live):
+        return  # abort is legal in every state, and after an end it changes nothing
+    _ended(state, request.key, RequestTrigger.aborted, e.reason, seq)
+
+
+def request_refused(state: State, e: ev.RequestRefused, seq: int) -> None:
+    _ended(state, (e.request, e.epoch), RequestTrigger.aborted, f"refused: {e.resource}", seq)
+
+
+def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
+    request = state.requests.pop((e.request, e.epoch))
+    assert request.in_flight == 0 and not request.reserved, f"{request.key} still holds leases"
+    assert request.row == e.row
+    move(request, RequestTrigger.forgotten, seq)
+    del state.draining[request.key]
+    if e.row < 0:
+        return
+    rows = state.rows
+    for table in (Table.RESIDENT, Table.INDEX, Table.HOT):
+        assert not state.table(table)[e.row].any(), f"{request.key} still names GPU blocks"
+    state.table(Table.HOST)[e.row] = 0
+    state.by_row[e.row] = None
+    rows.used[e.row] = False
+    rows.prefilling[e.row] = False
+    counters = (rows.computed, rows.planned, rows.published, rows.last_step, rows.pages)
+    for column in (*counters, rows.pages_max):
+        column[e.row] = 0
+
+
+def tick(state: State, e: ev.Tick, seq: int) -> None:
+    assert e.now_us >= state.now_us, f"time went back: {e.now_us} < {state.now_us} (seq {seq})"
+    state.now_us = e.now_us
+
+
+def acknowledgements_taken(state: State, e: ev.AcknowledgementsTaken, seq: int) -> None:
+    assert e.worker_epoch == state.worker_epoch[e.rank]
+    assert e.first_seq == state.acked[e.rank] + 1, (e.first_seq, state.acked[e.rank])
+    assert e.retired_step >= state.retired[e.rank]
+    state.acked[e.rank] = e.last_seq
+    state.retired[e.rank] = e.retired_step
+
+
+def unchanged(state: State, e: ev.Event, seq: int) -> None:
+    """Events that tell why and change nothing."""

@@ -1,0 +1,170 @@
+"""project: events in ``(from_seq, to_seq]`` -> the SparseKVOffloadCommand that they amount to.
+
+The worker acts on the log through this function alone: whatever is not an event cannot reach it.
+Request ids, hashes, tokens and logical pages stay behind; rows, entries and physical ids go over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hisparse.fsm import events as ev
+from hisparse.fsm.machines import BlockTrigger, PageTrigger
+from hisparse.fsm.wire import (
+    IndexCopy,
+    SparseKVOffloadCommand,
+    SparseKVPageTransfer,
+    Table,
+    TableUpdate,
+)
+
+FREED = (
+    BlockTrigger.abandoned,
+    BlockTrigger.retired,
+    BlockTrigger.dropped,
+    BlockTrigger.spilled,
+)
+
+
+class Projection:
+    """Collects what events mean for a worker, in order.
+
+    Args:
+        poison: also report freed blocks and host pages, so that the worker can overwrite them.
+    """
+
+    def __init__(self, poison: bool) -> None:
+        self.poison = poison
+        self.step = 0
+        self.resets: list[int] = []
+        self.tables: list[TableUpdate] = []
+        self.fences: list[int] = []
+        self.poison_blocks: dict[int, None] = {}
+        self.poison_hosts: dict[int, None] = {}
+        self.index_copies: list[IndexCopy] = []
+        self.transfers: list[SparseKVPageTransfer] = []
+
+    def _set(self, table: Table, row: int, entries: Iterable[int], values: Iterable[int]) -> None:
+        """Table updates, adjacent entries in one."""
+        runs: list[tuple[int, list[int]]] = []
+        for entry, value in sorted(zip(entries, values, strict=True)):
+            if runs and runs[-1][0] + len(runs[-1][1]) == entry:
+                runs[-1][1].append(value)
+            else:
+                runs.append((entry, [value]))
+        self.tables += [TableUpdate(table, row, entry, tuple(run)) for entry, run in runs]
+
+    def _freed(self, blocks: ev.Ints) -> None:
+        # A block copied from in this very command is read after the poison would land: leave it.
+        if self.poison:
+            sources = {copy.source for copy in self.index_copies}
+            self.poison_blocks.update(dict.fromkeys(b for b in blocks if b not in sources))
+
+    def add(self, e: ev.Event) -> None:
+        """Take one event in; kinds that mean nothing to a worker are passed over."""
+        match e:
+            case ev.StepPlanned():
+                self.step = e.step
+            case ev.RequestAdmitted():
+                self.resets.append(e.row)
+            case ev.PrefixLeased():
+                self._set(Table.HOST, e.row, range(len(e.pages)), e.pages)
+            case ev.BlocksReserved():
+                entries = range(e.entry, e.entry + len(e.blocks))
+                self._set(Table(e.role), e.row, entries, e.blocks)
+            case ev.BlocksAdopted():
+                self._set(Table(e.role), e.row, e.entries, e.blocks)
+            case ev.HotLeased():
+                self._set(Table.HOT, e.row, range(len(e.blocks)), e.blocks)
+            case ev.PagesSpilled():
+                self._set(Table.RESIDENT, e.row, e.entries, [0] * len(e.entries))
+                self.fences += [t for t in e.transfers if t]
+                if e.trigger in FREED:
+                    self._freed(e.blocks)
+            case ev.BlocksReleased():
+                self._set(Table(e.role), e.row, e.entries, [0] * len(e.entries))
+                if e.trigger in FREED:
+                    self._freed(e.blocks)
+            case ev.BlocksEvicted():
+                self._freed(e.blocks)
+            case ev.IndexPagesCopied():
+                self._copy_index(e)
+            case ev.TransferPinned():
+                self._copy_pages(e)
+            case ev.HostPagesReleased():
+                freed = (PageTrigger.released, PageTrigger.reclaimed)
+                if self.poison and e.trigger in freed:
+                    self.poison_hosts.update(dict.fromkeys(e.pages))
+            case ev.HostPagesEvicted():
+                if self.poison:
+                    self.poison_hosts.update(dict.fromkeys(e.pages))
+
+    def _copy_index(self, e: ev.IndexPagesCopied) -> None:
+        """Runs of slots that move together become one copy."""
+        runs: list[list[int]] = []
+        for source, from_slot, block, slot in zip(
+            e.sources, e.source_slots, e.blocks, e.slots, strict=True
+        ):
+            last = runs[-1] if runs else None
+            follows = last is not None and (
+                [last[0], last[1] + last[4], last[2], last[3] + last[4]]
+                == [source, from_slot, block, slot]
+            )
+            if follows and last is not None:
+                last[4] += 1
+            else:
+                runs.append([source, from_slot, block, slot, 1])
+        self.index_copies += [IndexCopy(*run) for run in runs]
+
+    def _copy_pages(self, e: ev.TransferPinned) -> None:
+        if e.kind is not e.kind.RESTORE:
+            self._set(Table.HOST, e.row, e.entries, e.pages)
+        columns = (e.transfers, e.blocks, e.block_epochs, e.pages, e.page_epochs)
+        self.transfers += [
+            SparseKVPageTransfer(ident, e.epoch, e.kind, block, block_epoch, page, page_epoch)
+            for ident, block, block_epoch, page, page_epoch in zip(*columns, strict=True)
+        ]
+
+    def command(self, worker_epoch: int, from_seq: int, to_seq: int) -> SparseKVOffloadCommand:
+        """The command for everything taken in so far."""
+        return SparseKVOffloadCommand(
+            step=self.step,
+            worker_epoch=worker_epoch,
+            from_seq=from_seq,
+            to_seq=to_seq,
+            resets=tuple(self.resets),
+            tables=tuple(self.tables),
+            fences=tuple(self.fences),
+            poison_blocks=tuple(self.poison_blocks),
+            poison_hosts=tuple(self.poison_hosts),
+            index_copies=tuple(self.index_copies),
+            transfers=tuple(self.transfers),
+        )
+
+
+def project(
+    events: Iterable[tuple[int, ev.Event]],
+    *,
+    worker_epoch: int,
+    from_seq: int,
+    poison: bool,
+) -> SparseKVOffloadCommand:
+    """Project a contiguous run of events that starts right after `from_seq`."""
+    projection, seq = Projection(poison), from_seq
+    for seq, event in events:  # noqa: B007  (the last seq is the command's to_seq)
+        projection.add(event)
+    return projection.command(worker_epoch, from_seq, seq)
+
+
+def apply_tables(
+    command: SparseKVOffloadCommand, tables: tuple[np.ndarray, ...]
+) -> None:
+    """What a command does to a worker's tables, for checks that compare them with the scheduler."""
+    for row in command.resets:
+        for table in tables:
+            table[row] = 0
+    for update in command.tables:
+        end = update.entry + len(update.ids)
+        tables[update.table][update.row, update.entry : end] = update.ids

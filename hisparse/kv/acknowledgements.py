@@ -1,0 +1,126 @@
+"""What a rank's acknowledgements lead to: quorum, table replacement, publication, release.
+
+An acknowledgement settles exactly the transfer that it names, id and epoch; one that names nothing
+in flight is inert. COMPLETED implies ENQUEUED. The expected ranks were declared when the transfer
+was planned; they are never learnt from who answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hisparse.errors import ProtocolError
+from hisparse.fsm import events as ev
+from hisparse.fsm.machines import PageTrigger
+from hisparse.fsm.state import State, Transfer
+from hisparse.fsm.wire import Ack, Acknowledgements, AckKind, TransferKind
+from hisparse.kv.decision import Decision, ints
+from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
+from hisparse.kv.lifecycle import end_request
+from hisparse.kv.publication import publish
+from hisparse.kv.residency import replace_enqueued
+
+
+def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken | None:
+    """The input event for what is new in `acks`; None when nothing is (old epoch, duplicate).
+
+    Raises ProtocolError on a gap: the missing acknowledgements have to be read again.
+    """
+    rank = acks.rank
+    if acks.worker_epoch != state.worker_epoch[rank]:
+        return None
+    expected = state.acked[rank] + 1
+    if acks.first_seq > expected:
+        raise ProtocolError(
+            f"rank {rank}: acknowledgements from {acks.first_seq}, expected {expected}: "
+            f"read the stream again from {expected}"
+        )
+    fresh = acks.acks[expected - acks.first_seq :]
+    if not fresh:
+        return None
+    by_kind: dict[AckKind, list[Ack]] = {kind: [] for kind in AckKind}
+    for ack in fresh:
+        by_kind[ack.kind].append(ack)
+    columns: list[ev.Ints] = []
+    for kind in (AckKind.ENQUEUED, AckKind.COMPLETED, AckKind.FAILED):
+        columns += [ints(a.ident for a in by_kind[kind]), ints(a.epoch for a in by_kind[kind])]
+    retired = max([state.retired[rank], *(a.ident for a in by_kind[AckKind.RETIRED])])
+    return ev.AcknowledgementsTaken(
+        0, rank, acks.worker_epoch, expected, acks.last_seq, *columns, retired
+    )
+
+
+def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decision[None]:
+    """Apply one rank's news to every transfer that it names."""
+    bit = 1 << e.rank
+    enqueued = _named(state, e.enqueued, e.enqueued_epochs)
+    completed = _named(state, e.completed, e.completed_epochs)
+    implied = [t for t in completed if t not in enqueued]
+    fresh = [t for t in enqueued + implied if not t.enqueued & bit]
+    for last, group in _by_quorum(fresh, bit, "enqueued"):
+        yield ev.TransferEnqueued(cause, e.rank, last, ints(t.transfer for t in group))
+        if last:
+            yield from _replace_spilled(state, group, cause)
+    for last, group in _by_quorum([t for t in completed if not t.completed & bit], bit, "completed"):
+        rows = sorted({t.row for t in group})
+        yield ev.TransferCompleted(cause, e.rank, last, ints(t.transfer for t in group))
+        if last:
+            for row in rows:
+                yield from publish(state, row, cause)
+    failed = _named(state, e.failed, e.failed_epochs)
+    if failed:
+        yield from _fail(state, e.rank, failed, cause)
+
+
+def _named(state: State, idents: ev.Ints, epochs: ev.Ints) -> list[Transfer]:
+    found = []
+    for ident, epoch in zip(idents, epochs, strict=True):
+        transfer = state.transfers.get(ident)
+        if transfer is not None and transfer.epoch == epoch:
+            found.append(transfer)
+    return found
+
+
+def _by_quorum(
+    transfers: Iterable[Transfer], bit: int, mask: str
+) -> list[tuple[bool, list[Transfer]]]:
+    """Split by whether this rank is the last that was waited for."""
+    expected = "readers" if mask == "enqueued" else "writers"
+    groups: dict[bool, list[Transfer]] = {False: [], True: []}
+    for t in transfers:
+        groups[getattr(t, mask) | bit == getattr(t, expected)].append(t)
+    return [(last, group) for last, group in groups.items() if group]
+
+
+def _replace_spilled(state: State, group: list[Transfer], cause: int) -> Decision[None]:
+    """Spills that every reader has enqueued: table entry replaced, source lease released."""
+    rows: dict[int, list[int]] = {}
+    for t in group:
+        if t.kind is TransferKind.SPILL and state.rows.live[t.row]:
+            rows.setdefault(t.row, []).append(t.entry)
+    for row, entries in rows.items():
+        yield from replace_enqueued(state, row, np.array(sorted(entries)), cause)
+
+
+def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decision[None]:
+    """A failed copy never becomes valid. Its page is tried again while the block still holds it;
+    where nothing holds it any more the request is aborted, by name."""
+    yield ev.TransferFailed(cause, rank, ints(t.transfer for t in failed))
+    lost = {t.row for t in failed if t.kind is TransferKind.RESTORE or not t.holds_block}
+    for t in failed:
+        if t.kind is TransferKind.RESTORE:
+            continue
+        page = np.array([t.page])
+        yield ev.HostPagesReleased(
+            cause, t.row, PageTrigger.reclaimed, ints(page), page_epochs(state, page)
+        )
+        if state.rows.live[t.row]:
+            fresh = yield from take_pages(state, 1, cause)
+            yield ev.HostPagesReserved(cause, t.row, ints(fresh), next_page_epochs(state, fresh))
+    for row in sorted(lost):
+        request = state.request_of(row)
+        if request.live:
+            yield ev.RequestAborted(cause, request.request, request.epoch, "copy failed")
+            yield from end_request(state, request.key, False, cause)

@@ -1,0 +1,184 @@
+"""Admission: a waiting request gets its row and all its promises at once, or waits for a named one.
+
+Budgets checked together: request rows, host pages, and GPU blocks for the steady-state need (hot
+region, index blocks to the end, resident window with lookahead). What a spill could reclaim counts:
+it is reclaimed before the answer is "wait". Lookup leases what it promises in the same decision.
+
+    prompt pages    0 ............ hit ................................ pages_max
+    resident        adopted / restored | window, then while there is room
+    host            leased (published) | reserved, filled as pages seal
+    index           shared or copied   | reserved as pages are given a place
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hisparse.config import ceil_div
+from hisparse.fsm import events as ev
+from hisparse.fsm.machines import BlockRole, BlockState
+from hisparse.fsm.state import Request, State
+from hisparse.fsm.wire import Table, TransferKind
+from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
+from hisparse.kv.budget import spare
+from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
+from hisparse.kv.prefix import find_prefix
+from hisparse.kv.residency import lease_hot, reclaim
+from hisparse.kv.transfers import pin
+
+Binding = tuple[str, int, int]  # resource, need, have
+
+
+def never_fits(state: State, prompt_tokens: int, max_tokens: int) -> Binding | None:
+    """The resource that is too small for such a request even in an empty system, if any."""
+    config = state.config
+    if max_tokens > config.schedule.max_model_len:
+        return ("max_model_len", max_tokens, config.schedule.max_model_len)
+    blocks = config.steady_blocks(max_tokens)
+    if blocks > config.pools.gpu_blocks - 1:
+        return ("gpu_blocks", blocks, config.pools.gpu_blocks - 1)
+    pages = ceil_div(max_tokens, config.pools.page_size)
+    if config.offload and pages > config.host_pages - 1:
+        return ("host_pages", pages, config.host_pages - 1)
+    return None
+
+
+def admit(state: State, request: Request, cause: int) -> Decision[bool]:
+    """Admit `request` if every budget holds; else emit which one does not, and return False."""
+    config = state.config
+    pages_max = ceil_div(request.max_tokens, config.pools.page_size)
+    hit = _usable_hit(state, request)
+    free_rows = np.flatnonzero(~state.rows.used)
+    if not len(free_rows):
+        return (yield from _defer(request, cause, ("rows", 1, 0)))
+    if config.offload:
+        leased = state.pages.refs[_prefix_pages(state, request, hit)]
+        have = state.pages.available - int(np.count_nonzero(leased == 0))
+        if pages_max - hit > have:
+            return (yield from _defer(request, cause, ("host_pages", pages_max - hit, have)))
+    steady = config.steady_blocks(request.max_tokens)
+    need = steady + len(_cached_index_sources(state, request, hit))
+    if spare(state) < need:
+        yield from reclaim(state, need - spare(state), cause, "admission")
+    if spare(state) < need:
+        return (yield from _defer(request, cause, ("gpu_blocks", need, spare(state))))
+    row = int(free_rows[0])
+    tokens = hit * config.pools.page_size
+    yield ev.RequestAdmitted(cause, request.request, request.epoch, row, tokens, steady)
+    if hit:
+        pages = _prefix_pages(state, request, hit)
+        yield ev.PrefixLeased(cause, row, ints(pages), page_epochs(state, pages))
+    if config.offload and pages_max > hit:
+        fresh = yield from take_pages(state, pages_max - hit, cause)
+        yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))
+    if hit:
+        yield from _share_index(state, request, hit, cause)
+        yield from _place_hit(state, row, hit, cause)
+    return True
+
+
+def _defer(request: Request, cause: int, binding: Binding) -> Decision[bool]:
+    yield ev.AdmissionDeferred(cause, request.request, request.epoch, *binding)
+    return False
+
+
+def _usable_hit(state: State, request: Request) -> int:
+    """Pages of the prompt that need not be computed; the last prompt row always is."""
+    if not state.config.offload:
+        return 0
+    most = (request.prompt_tokens - 1) // state.config.pools.page_size
+    return find_prefix(state, request.hashes, most)
+
+
+def _prefix_pages(state: State, request: Request, hit: int) -> I64:
+    return np.array([state.prefix[h] for h in request.hashes[:hit]], dtype=np.int64)
+
+
+# -- indexer rows of the hit: whole blocks are shared, the rest is copied on the GPU ---------------
+
+
+def _shareable(state: State, request: Request, entry: int) -> int:
+    """The block that holds exactly pages ``[entry*P, (entry+1)*P)`` of the request, or 0."""
+    per_block = state.config.index_pages_per_block
+    wanted = request.hashes[entry * per_block : (entry + 1) * per_block]
+    places = [state.index_prefix[h] for h in wanted]
+    block = places[0][0]
+    whole = places == [(block, slot) for slot in range(per_block)]
+    final = state.blocks.state[block] in (BlockState.CLEAN, BlockState.CACHED)
+    return block if whole and final else 0
+
+
+def _copied_pages(state: State, request: Request, hit: int) -> list[int]:
+    """Pages of the hit whose indexer rows cannot be shared in place."""
+    per_block = state.config.index_pages_per_block
+    whole = [e for e in range(hit // per_block) if _shareable(state, request, e)]
+    shared = {page for e in whole for page in range(e * per_block, (e + 1) * per_block)}
+    return [page for page in range(hit) if page not in shared]
+
+
+def _cached_index_sources(state: State, request: Request, hit: int) -> frozenset[int]:
+    """Cached blocks that indexer pages must be copied from: they may not be evicted for it."""
+    pages = _copied_pages(state, request, hit)
+    sources = {state.index_prefix[request.hashes[page]][0] for page in pages}
+    return frozenset(b for b in sources if state.blocks.state[b] == BlockState.CACHED)
+
+
+def _share_index(state: State, request: Request, hit: int, cause: int) -> Decision[None]:
+    per_block, row = state.config.index_pages_per_block, request.row
+    copied = _copied_pages(state, request, hit)
+    places = [state.index_prefix[request.hashes[page]] for page in copied]
+    keep = _cached_index_sources(state, request, hit)
+    own = sorted({page // per_block for page in copied})
+    whole = [e for e in range(hit // per_block) if e not in own]
+    if whole:
+        blocks = np.array([_shareable(state, request, e) for e in whole], dtype=np.int64)
+        yield ev.BlocksAdopted(
+            cause, BlockRole.INDEX, row, ints(whole), ints(blocks), block_epochs(state, blocks)
+        )
+    if not own:
+        return
+    fresh = yield from take_blocks(state, len(own), cause, keep=keep)
+    for entry, block in zip(own, fresh, strict=True):
+        one = np.array([block])
+        epochs = next_block_epochs(state, one)
+        yield ev.BlocksReserved(cause, BlockRole.INDEX, row, entry, ints(one), epochs)
+    sources = np.array([block for block, _ in places], dtype=np.int64)
+    table = state.table(Table.INDEX)[row]
+    yield ev.IndexPagesCopied(
+        cause,
+        row,
+        ints(sources),
+        block_epochs(state, sources),
+        ints(slot for _, slot in places),
+        ints(int(table[page // per_block]) for page in copied),
+        ints(page % per_block for page in copied),
+    )
+
+
+# -- latent rows of the hit: where a GPU copy lives, adopt it; while there is room, restore ---------
+
+
+def _place_hit(state: State, row: int, hit: int, cause: int) -> Decision[None]:
+    pages = state.table(Table.HOST)[row, :hit].astype(np.int64)
+    blocks = state.pages.partner[pages].astype(np.int64)
+    cached = state.blocks.state[blocks] == BlockState.CACHED
+    entries = np.flatnonzero(cached)[: spare(state)]
+    if len(entries):
+        adopted = blocks[entries]
+        epochs = block_epochs(state, adopted)
+        yield ev.BlocksAdopted(
+            cause, BlockRole.RESIDENT, row, ints(entries), ints(adopted), epochs
+        )
+    missing = np.flatnonzero(state.table(Table.RESIDENT)[row, :hit] == 0)
+    if not len(missing):
+        return
+    if spare(state) < len(missing) + state.config.policy.watermark_blocks:
+        yield from lease_hot(state, row, cause)
+        return
+    fresh = yield from take_blocks(state, len(missing), cause)
+    for entry, block in zip(missing.tolist(), fresh, strict=True):
+        one = np.array([block])
+        epochs = next_block_epochs(state, one)
+        yield ev.BlocksReserved(cause, BlockRole.RESIDENT, row, entry, ints(one), epochs)
+    yield from pin(state, TransferKind.RESTORE, row, missing, cause)

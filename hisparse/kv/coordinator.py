@@ -1,0 +1,210 @@
+"""HiSparseCoordinator: host allocation, source prefixes, resident leases, the spill machine.
+
+The shell around the pure core. Every public method is one input: it appends the input event, runs
+the decisions that follow from it, and appends and folds each of their events. It owns the State and
+the writing end of the scheduler's log, and does no I/O beyond `log.append`.
+
+    input ──► append, evolve ──► decide ──► event ──► append, evolve ──► decide … until it returns
+
+Work reaches the worker only as a projection of the log (`fsm.project`), never from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hisparse.config import HiSparseConfig
+from hisparse.errors import UsageError
+from hisparse.fsm import events as ev
+from hisparse.fsm.fold import evolve
+from hisparse.fsm.log import EventLog
+from hisparse.fsm.machines import RequestState
+from hisparse.fsm.state import Key, State, digest
+from hisparse.fsm.wire import Acknowledgements
+from hisparse.kv.acknowledgements import acknowledge, as_input
+from hisparse.kv.admission import admit, never_fits
+from hisparse.kv.budget import spare
+from hisparse.kv.decision import Decision, T
+from hisparse.kv.lifecycle import drain, end_request, seal_pages
+from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
+from hisparse.kv.residency import reclaim
+
+
+class HiSparseCoordinator:
+    """The scheduler side of one replica.
+
+    Args:
+        config: sizes and policy, shared with the worker.
+        log: where events go; its next seq must be 1 (a fresh log).
+    """
+
+    def __init__(self, config: HiSparseConfig, log: EventLog) -> None:
+        if log.next_seq != 1:
+            raise UsageError(f"the log already holds events up to {log.next_seq - 1}: fold it first")
+        self.config = config
+        self.log = log
+        self.state = State(config)
+
+    # -- running decisions ------------------------------------------------------------------------
+    def _record(self, event: ev.Event) -> int:
+        seq = self.log.append(event)
+        evolve(self.state, event, seq)
+        return seq
+
+    def _run(self, decision: Decision[T]) -> T:
+        try:
+            event = next(decision)
+            while True:
+                event = decision.send(self._record(event))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    # -- inputs -----------------------------------------------------------------------------------
+    def arrive(
+        self, request: str, prompt_tokens: int, max_tokens: int, page_hashes: Sequence[bytes]
+    ) -> int:
+        """A request arrives; returns its epoch.
+
+        Args:
+            request: id, not in use by a live or waiting request.
+            prompt_tokens: length of the prompt, at least 1.
+            max_tokens: most tokens it can have, prompt included.
+            page_hashes: chained salted hash of each whole page of the prompt.
+
+        Raises:
+            UsageError: the id is in use, or the lengths make no sense.
+        """
+        for key, other in self.state.requests.items():
+            if key[0] == request and (other.live or other.state is RequestState.WAITING):
+                raise UsageError(f"request {request!r} is still live (epoch {key[1]}): end it first")
+        if not 1 <= prompt_tokens < max_tokens:
+            raise UsageError(
+                f"request {request!r}: prompt_tokens={prompt_tokens} must be at least 1 and below "
+                f"max_tokens={max_tokens}"
+            )
+        whole = prompt_tokens // self.config.pools.page_size
+        if len(page_hashes) != whole:
+            raise UsageError(
+                f"request {request!r}: {len(page_hashes)} page hashes for {whole} whole pages"
+            )
+        epoch = self.state.next_epoch
+        seq = self._record(
+            ev.RequestArrived(0, request, epoch, prompt_tokens, max_tokens, tuple(page_hashes))
+        )
+        binding = never_fits(self.state, prompt_tokens, max_tokens)
+        if binding is not None:
+            self._record(ev.RequestRefused(seq, request, epoch, *binding))
+            self._run(end_request(self.state, (request, epoch), False, seq))
+        return epoch
+
+    def admit_waiting(self) -> list[Key]:
+        """Admit from the head of the queue while every budget holds; returns who was admitted."""
+        admitted = []
+        while self.state.waiting:
+            key = next(iter(self.state.waiting))
+            request = self.state.requests[key]
+            if not self._run(admit(self.state, request, request.arrived_seq)):
+                break
+            admitted.append(key)
+        return admitted
+
+    def grow(self, row: int, rows_wanted: int) -> int:
+        """Make places for the next rows of a live request; returns how many it may compute now."""
+        cause = self.state.request_of(row).arrived_seq
+        granted = self._run(HiSparseResidentManager(self.state).grow(row, rows_wanted, cause))
+        self._run(HiSparseIndexManager(self.state).grow(row, cause))
+        return granted
+
+    def plan_step(self, rows: Sequence[int], counts: Sequence[int]) -> int:
+        """Fix the rows of the next step (at most what `grow` granted); returns its number."""
+        step = self.state.step + 1
+        starts = tuple(int(self.state.rows.computed[row]) for row in rows)
+        seq = self._record(ev.StepPlanned(0, step, tuple(rows), starts, tuple(counts)))
+        short = self.config.policy.watermark_blocks - spare(self.state)
+        if short > 0:
+            self._run(reclaim(self.state, short, seq, "watermark"))
+        return step
+
+    def rows_computed(
+        self,
+        step: int,
+        rows: Sequence[int],
+        counts: Sequence[int],
+        page_hashes: Sequence[tuple[int, bytes]] = (),
+    ) -> None:
+        """Rows of `step` are computed and accepted.
+
+        Args:
+            step: the step's number.
+            rows: request rows, as planned.
+            counts: accepted rows of each, at most what was planned.
+            page_hashes: (request row, chain hash) of each page beyond the prompt's whole pages
+                that these rows complete, in order.
+        """
+        before = [int(self.state.rows.computed[row]) for row in rows]
+        hash_rows = tuple(row for row, _ in page_hashes)
+        hashes = tuple(page_hash for _, page_hash in page_hashes)
+        seq = self._record(
+            ev.RowsComputed(0, step, tuple(rows), tuple(counts), hash_rows, hashes)
+        )
+        for row, start in zip(rows, before, strict=True):
+            self._run(seal_pages(self.state, row, start, seq))
+
+    def finish(self, request: str, epoch: int, reason: str = "stop") -> None:
+        """The request generated its last token; its durable pages outlive it."""
+        seq = self._record(ev.RequestFinished(0, request, epoch, reason))
+        self._run(end_request(self.state, (request, epoch), True, seq))
+
+    def abort(self, request: str, epoch: int, reason: str = "abort") -> None:
+        """End the request, whatever its state; after an end this changes nothing."""
+        before = self.state.requests.get((request, epoch))
+        ended = before is None or before.state is RequestState.DRAINING
+        seq = self._record(ev.RequestAborted(0, request, epoch, reason))
+        if not ended:
+            self._run(end_request(self.state, (request, epoch), False, seq))
+
+    def preempt(self, request: str, epoch: int, reason: str = "preempt") -> None:
+        """Take the request off the GPU. It comes back by `arrive`, under a new epoch."""
+        seq = self._record(ev.RequestPreempted(0, request, epoch, reason))
+        self._run(end_request(self.state, (request, epoch), True, seq))
+
+    def tick(self, now_us: int) -> None:
+        """Tell the state what time it is."""
+        self._record(ev.Tick(0, now_us))
+
+    def update_acknowledgements(self, acks: Acknowledgements) -> bool:
+        """Take a rank's acknowledgements in; False if all were old or another epoch's.
+
+        Raises ProtocolError on a gap in the rank's stream.
+        """
+        event = as_input(self.state, acks)
+        if event is None:
+            return False
+        seq = self._record(event)
+        self._run(acknowledge(self.state, event, seq))
+        for key in list(self.state.draining):
+            self._run(drain(self.state, key, seq))
+        return True
+
+    # -- queries ----------------------------------------------------------------------------------
+    def digest(self) -> str:
+        """Hex digest of the state; equal to that of a fold of the same log."""
+        return digest(self.state)
+
+    def statistics(self) -> dict[str, int]:
+        """Occupancy now, in blocks, pages and requests."""
+        state = self.state
+        return {
+            "seq": state.seq,
+            "step": state.step,
+            "requests_live": int(state.rows.live.sum()),
+            "requests_waiting": len(state.waiting),
+            "requests_draining": len(state.draining),
+            "transfers_in_flight": len(state.transfers),
+            "gpu_blocks_used": self.config.pools.gpu_blocks - 1 - state.blocks.available,
+            "gpu_blocks_cached": state.blocks.cached.count,
+            "gpu_blocks_spare": spare(state),
+            "host_pages_used": len(state.pages.state) - 1 - state.pages.available,
+            "host_pages_published": len(state.prefix),
+        }

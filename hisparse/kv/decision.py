@@ -1,0 +1,25 @@
+"""The shape of every decision: a generator of events that reads the state and never writes it.
+
+A decider yields an event and receives its seq, which it uses as the `cause` of what follows. Whoever
+runs it (`kv.coordinator`) appends each event and evolves the state before it asks for the next, so
+a decider always sees the effect of what it decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.fsm.events import Event, Ints
+
+T = TypeVar("T")
+Decision = Generator[Event, int, T]
+I64 = npt.NDArray[np.int64]
+
+
+def ints(values: npt.NDArray[np.generic] | Iterable[int]) -> Ints:
+    """Any ids as the tuple of plain ints that an event carries (a copy, never a view)."""
+    return tuple(values.tolist() if isinstance(values, np.ndarray) else values)

@@ -1,0 +1,155 @@
+"""Managers: block-pool bookkeeping, one class a cache group. They decide; the fold keeps the books.
+
+`HiSparseResidentManager` is a `SingleTypeKVCacheManager` with host-backed holes: an entry of its
+table may be 0, which means "read the page from the host tier".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hisparse.config import ceil_div
+from hisparse.fsm import events as ev
+from hisparse.fsm.machines import BlockRole, BlockState, BlockTrigger, HotState
+from hisparse.fsm.state import State
+from hisparse.fsm.wire import Table
+from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
+from hisparse.kv.budget import spare, window_unmet
+from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.residency import reclaim, spill_head, split_clean
+
+
+class SingleTypeKVCacheManager:
+    """Grows and releases one table of one role."""
+
+    role: BlockRole
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def entries(self, row: int) -> I64:
+        """Table entries that name a block, in order."""
+        return np.flatnonzero(self.state.table(Table(self.role))[row])
+
+    def blocks(self, row: int, entries: I64) -> I64:
+        return self.state.table(Table(self.role))[row, entries].astype(np.int64)
+
+    def reserve(self, row: int, entry: int, n: int, cause: int) -> Decision[None]:
+        """Lease `n` blocks as entries `entry`, `entry` + 1, …"""
+        blocks = yield from take_blocks(self.state, n, cause)
+        epochs = next_block_epochs(self.state, blocks)
+        yield ev.BlocksReserved(cause, self.role, row, entry, ints(blocks), epochs)
+
+    def release(self, row: int, cause: int) -> Decision[None]:
+        """Give back what the ended request holds, tail first: its head is found again longest."""
+        raise NotImplementedError
+
+    def _give_back(
+        self, row: int, entries: I64, trigger: BlockTrigger | None, cause: int
+    ) -> Decision[None]:
+        if len(entries):
+            entries = entries[::-1]
+            blocks = self.blocks(row, entries)
+            yield ev.BlocksReleased(
+                cause, self.role, row, trigger, ints(entries), ints(blocks),
+                block_epochs(self.state, blocks),
+            )  # fmt: skip
+
+
+class HiSparseResidentManager(SingleTypeKVCacheManager):
+    """Resident pages of all latent layers; holes are read from the host."""
+
+    role = BlockRole.RESIDENT
+
+    def grow(self, row: int, rows_wanted: int, cause: int) -> Decision[int]:
+        """Give places to the next `rows_wanted` rows of `row`; returns how many rows have one."""
+        state, page_size = self.state, self.state.config.pools.page_size
+        start = int(state.rows.computed[row])
+        have = int(state.rows.pages[row])
+        need = ceil_div(start + rows_wanted, page_size) - have
+        if need > 0:
+            allowed = self._allowed(row)
+            if need > allowed:
+                yield from reclaim(state, need - allowed, cause, "growth")
+                allowed = self._allowed(row)
+            if need > allowed and state.config.offload:
+                yield from spill_head(state, row, need - allowed, cause)
+                allowed = self._allowed(row)
+            need = min(need, allowed)
+        if need > 0:
+            yield from self.reserve(row, have, need, cause)
+        return min(rows_wanted, int(state.rows.pages[row]) * page_size - start)
+
+    def _allowed(self, row: int) -> int:
+        """Blocks that the row may take now: what it is owed, then what nobody is."""
+        free = spare(self.state)
+        assert free >= 0, f"{-free} more blocks are promised than the pool has"
+        return int(window_unmet(self.state)[row]) + free
+
+    def release(self, row: int, cause: int) -> Decision[None]:
+        """Pages with a copy under way stay leased to it; the rest goes back now."""
+        state, entries = self.state, self.entries(row)
+        blocks = self.blocks(row, entries)
+        states = state.blocks.state[blocks]
+        copied = {t.block for t in state.transfers.values() if t.holds_block}
+        idle = ~np.isin(blocks, list(copied))
+        reserved, dirty = BlockState.RESERVED, BlockState.DIRTY
+        abandoned = entries[idle & (states == reserved)]
+        yield from self._give_back(row, abandoned, BlockTrigger.abandoned, cause)
+        retired = entries[idle & (states == dirty)]
+        yield from self._give_back(row, retired, BlockTrigger.retired, cause)
+        clean = entries[idle & (states == BlockState.CLEAN)]
+        for trigger, chosen in split_clean(state, self.blocks(row, clean)):
+            yield from self._give_back(row, clean[chosen], trigger, cause)
+
+
+class HiSparseIndexManager(SingleTypeKVCacheManager):
+    """Indexer rows, several pages a block; never on the host, shared and cached on the GPU."""
+
+    role = BlockRole.INDEX
+
+    def grow(self, row: int, cause: int) -> Decision[None]:
+        """Blocks for every page that was given a place (promised at admission)."""
+        need = ceil_div(int(self.state.rows.pages[row]), self.state.config.index_pages_per_block)
+        have = int(self.state.rows.index[row])
+        if need > have:
+            yield from self.reserve(row, have, need - have, cause)
+
+    def seal(self, row: int, first_page: int, end_page: int, cause: int) -> Decision[None]:
+        """Pages ``[first_page, end_page)`` became final: blocks that they fill are sealed."""
+        per_block = self.state.config.index_pages_per_block
+        entries = np.arange(first_page // per_block, end_page // per_block)
+        if len(entries):
+            blocks = self.blocks(row, entries)
+            blocks = blocks[self.state.blocks.state[blocks] == BlockState.DIRTY]
+            if len(blocks):
+                yield ev.BlocksSealed(cause, ints(blocks), block_epochs(self.state, blocks))
+
+    def release(self, row: int, cause: int) -> Decision[None]:
+        state, entries = self.state, self.entries(row)
+        blocks = self.blocks(row, entries)
+        shared = state.blocks.refs[blocks] > 1
+        states = state.blocks.state[blocks]
+        found = np.array([bool(state.index_hashes.get(b)) for b in blocks.tolist()], dtype=bool)
+        dirty = ~shared & (states == BlockState.DIRTY)
+        sealable = blocks[dirty & found]
+        if len(sealable):
+            yield ev.BlocksSealed(cause, ints(sealable), block_epochs(state, sealable))
+        yield from self._give_back(row, entries[shared], None, cause)
+        reserved = ~shared & (states == BlockState.RESERVED)
+        yield from self._give_back(row, entries[reserved], BlockTrigger.abandoned, cause)
+        unfound = entries[dirty & ~found]
+        yield from self._give_back(row, unfound, BlockTrigger.retired, cause)
+        final = ~shared & ((states == BlockState.CLEAN) | (dirty & found))
+        yield from self._give_back(row, entries[final], BlockTrigger.cached, cause)
+
+
+class HiSparseHotManager(SingleTypeKVCacheManager):
+    """The hot region: leased by `residency.lease_hot`, given back at the end."""
+
+    role = BlockRole.HOT
+
+    def release(self, row: int, cause: int) -> Decision[None]:
+        if self.state.request_of(row).hot is HotState.LEASED:
+            yield ev.HotReleased(cause, row)
+            yield from self._give_back(row, self.entries(row), BlockTrigger.abandoned, cause)
