@@ -59,7 +59,7 @@ class ModelLayout(_Model):
 class PoolConfig(_Model):
     """Sizes of the two tiers. Both counts include the null id 0, which holds nothing."""
 
-    page_size: int = Field(64, gt=0, description="tokens a page")
+    page_size: int = Field(default=64, gt=0, description="tokens a page")
     gpu_blocks: int = Field(gt=1, description="fixed-size blocks of the packed GPU pool")
     host_pool_gib: float = Field(
         gt=0, description="host-cache capacity per data-parallel replica, GiB"
@@ -71,9 +71,9 @@ class PolicyConfig(_Model):
 
     name: Literal["hybrid", "resident"] = "hybrid"
     write_back: Literal["eager", "on_pressure"] = "eager"
-    top_k: int = Field(2048, gt=0)
-    hot_rows: int = Field(4096, gt=0, description="rows of a request's hot region")
-    watermark_blocks: int = Field(0, ge=0, description="GPU blocks kept free beyond promises")
+    top_k: int = Field(default=2048, gt=0)
+    hot_rows: int = Field(default=4096, gt=0, description="rows of a request's hot region")
+    watermark_blocks: int = Field(default=0, ge=0, description="GPU blocks kept free beyond promises")
 
     @model_validator(mode="after")
     def _hot_holds_top_k(self) -> PolicyConfig:
@@ -88,11 +88,11 @@ class PolicyConfig(_Model):
 class ScheduleConfig(_Model):
     """Limits of the serving loop that admission must know."""
 
-    max_requests: int = Field(256, gt=0, description="requests that hold a row at once")
+    max_requests: int = Field(default=256, gt=0, description="requests that hold a row at once")
     max_model_len: int = Field(gt=0, description="tokens of the longest request")
-    prefill_chunk: int = Field(64, gt=0, description="most prompt rows a request gets in a step")
-    step_rows: int = Field(256, gt=0, description="most rows in a step, over all requests")
-    lookahead_rows: int = Field(0, ge=0, description="rows beyond the next token (speculation)")
+    prefill_chunk: int = Field(default=64, gt=0, description="most prompt rows a request gets in a step")
+    step_rows: int = Field(default=256, gt=0, description="most rows in a step, over all requests")
+    lookahead_rows: int = Field(default=0, ge=0, description="rows beyond the next token (speculation)")
 
 
 class LogConfig(_Model):
@@ -101,7 +101,7 @@ class LogConfig(_Model):
     mode: Literal["off", "ring", "disk"] = "ring"
     dir: Path | None = None
     fsync: Literal["never", "interval", "commit"] = "never"
-    ring_events: int = Field(100_000, gt=0)
+    ring_events: int = Field(default=100_000, gt=0)
 
     @model_validator(mode="after")
     def _disk_has_dir(self) -> LogConfig:
@@ -118,7 +118,7 @@ class HiSparseConfig(_Model):
     policy: PolicyConfig = PolicyConfig()
     schedule: ScheduleConfig
     log: LogConfig = LogConfig()
-    ranks: int = Field(1, gt=0, le=64, description="worker ranks of this replica")
+    ranks: int = Field(default=1, gt=0, le=64, description="worker ranks of this replica")
     checks: Literal["on", "off"] = "off"
 
     @property

@@ -52,6 +52,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         self._coordinator = coordinator
         self._worker = worker
         self._cursor = LogCursor(coordinator.log, 0) if coordinator is not None else None
+        self._step = 0  # the step under way, in worker role
         self.taken = 0  # acknowledgement messages that brought news
         self.inert = 0  # duplicates and messages of an old worker epoch
 
@@ -74,7 +75,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         assert cursor is not None
         coordinator.log.commit()
         from_seq = cursor.position
-        events = cursor.take()
+        events = cursor.take(upto=coordinator.log.committed_seq)
         if not coordinator.config.offload:
             return None
         command = project(
@@ -101,10 +102,12 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
     # -- worker role ------------------------------------------------------------------------------
     def start_load_kv(self, metadata: bytes | None) -> None:
         if metadata is not None:
-            self.worker.begin_step(_COMMANDS.decode(metadata))
+            command = _COMMANDS.decode(metadata)
+            self._step = command.step
+            self.worker.begin_step(command)
 
     def wait_for_save(self) -> None:
-        self.worker.end_step()
+        self.worker.end_step(self._step)
 
     def get_output(self) -> KVConnectorOutput:
         acks = self.worker.poll()

@@ -10,7 +10,7 @@ metadata, passed in each call. Every method queues on the compute stream and ret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -145,9 +145,8 @@ class IndexCache:
         return self.views[group]
 
 
-def enqueue_pending(device: Device, op: object) -> Pending:
+def enqueue_pending(device: Device, op: Callable[[], U8]) -> Pending:
     """Queue ``op() -> array`` on compute; the `Pending` waits for just that much of the stream."""
-    assert callable(op)
     compute = device.compute
     pending = Pending(lambda: device.synchronize(event))
     compute.enqueue(lambda: pending.produce(op))

@@ -16,8 +16,8 @@ GPU pool, uint8 ``[gpu_blocks * block_bytes]``; S = page_size * row_bytes, L lay
                 each group: P * page_size rows of index_row_bytes, page after page
 
 A block holds one kind at a time; which, its lease says (the scheduler's business, not ours).
-Groups are outermost in an indexer block, so that one group is one plain strided view in which
-position p of a request is row ``p % (P * page_size)`` of block ``INDEX[row, p // (P * page_size)]``.
+Groups are outermost in an indexer block, so that one group is one plain strided view. With
+R = P * page_size, position p of a request is row ``p % R`` of block ``INDEX[row, p // R]``.
 
 Host pool, uint8 ``[layers * host_pages * S]``, layers outermost, so that one layer's rows are
 contiguous::
@@ -155,7 +155,7 @@ class Geometry:
 def overlap_spans(a: Span, b: Span) -> bool:
     """Whether any interval of `a` shares a byte with any interval of `b`, over all blocks.
 
-    Intervals i of a and j of b meet iff ``-len(b) < (a0 - b0) + i*sa - j*sb < len(a)``. With equal
+    Intervals i of a and j of b meet iff ``-len(a) < (a0 - b0) + i*sa - j*sb < len(b)``. With equal
     strides only i - j matters, so it is one division; otherwise one division for each i.
     """
     if not (a.blocks and b.blocks and a.length and b.length):
@@ -163,12 +163,12 @@ def overlap_spans(a: Span, b: Span) -> bool:
     distance = a.offset - b.offset
     if a.block_stride == b.block_stride:
         stride = a.block_stride
-        least = -(-(1 - b.length - distance) // stride)
-        most = (a.length - 1 - distance) // stride
+        least = -((a.length - 1 + distance) // stride)
+        most = (b.length - 1 - distance) // stride
         return max(least, 1 - b.blocks) <= min(most, a.blocks - 1)
     starts = distance + np.arange(a.blocks, dtype=np.int64) * a.block_stride
-    least_j = -((a.length - 1 - starts) // b.block_stride)
-    most_j = (starts + b.length - 1) // b.block_stride
+    least_j = -((b.length - 1 - starts) // b.block_stride)
+    most_j = (starts + a.length - 1) // b.block_stride
     return bool((np.maximum(least_j, 0) <= np.minimum(most_j, b.blocks - 1)).any())
 
 

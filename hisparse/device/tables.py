@@ -41,9 +41,7 @@ class DeviceTables:
 
     def check(self, update: TableUpdate) -> None:
         """Raise ProtocolError if `update` names a row, entry or id that does not exist."""
-        limit = (
-            self.geometry.host_pages if update.table == Table.HOST else self.geometry.gpu_blocks
-        )
+        limit = self.geometry.host_pages if update.table == Table.HOST else self.geometry.gpu_blocks
         end = update.entry + len(update.ids)
         if not 0 <= update.row < self.geometry.max_requests:
             raise ProtocolError(f"{update}: row is not in 0..{self.geometry.max_requests - 1}")
@@ -52,7 +50,7 @@ class DeviceTables:
                 f"{update}: entries [{update.entry}, {end}) leave the table of "
                 f"{self.entries[update.table]}"
             )
-        if update.ids and not (0 <= min(update.ids) and max(update.ids) < limit):
+        if update.ids and (min(update.ids) < 0 or max(update.ids) >= limit):
             raise ProtocolError(f"{update}: an id is not in 0..{limit - 1}")
 
     def reset(self, rows: Sequence[int]) -> None:

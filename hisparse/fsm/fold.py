@@ -35,7 +35,7 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.LogGap: requests.unchanged,
     ev.PolicyChosen: requests.unchanged,
     ev.RequestAdmitted: requests.request_admitted,
-    ev.AdmissionDeferred: requests.unchanged,
+    ev.AdmissionDeferred: requests.admission_deferred,
     ev.RequestRefused: requests.request_refused,
     ev.RequestDrained: requests.request_drained,
     ev.BlocksReserved: blocks.blocks_reserved,

@@ -40,7 +40,7 @@ class IdQueue:
 
     def members(self) -> npt.NDArray[np.bool_]:
         """bool [size]: which ids are in the queue."""
-        return self._own != 0
+        return np.not_equal(self._own, 0)
 
     def push(self, ids: I64) -> None:
         """Append ids at the tail, in order."""

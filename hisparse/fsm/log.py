@@ -240,14 +240,18 @@ class MemoryLog:
         if self._closed:
             events.pop()  # the append that led here has not happened
             raise UsageError("the log is closed")
+        if not self._cursors and not self._capacity:  # `off`, followed by nobody: each append
+            self._base += len(events)
+            events.clear()
+            self._limit = 0
+            return self._base
         drop = self._droppable() - self._base
         if drop > 0:
             del events[:drop]
             self._base += drop
-        # With nobody to wait for, `off` keeps nothing at all; else the next trim is an eighth of
-        # the ring away, however far a slow cursor lags, so that an append stays O(1).
-        slack = max(self._capacity >> 3, 64) if self._capacity or self._cursors else 0
-        self._limit = max(self._capacity, len(events)) + slack
+        # The next trim is an eighth of the ring away, however far a slow cursor lags, so that an
+        # append stays O(1).
+        self._limit = max(self._capacity, len(events)) + max(self._capacity >> 3, 64)
         return self._base + len(events)
 
 

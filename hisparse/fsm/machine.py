@@ -73,10 +73,10 @@ class Machine:
         for trigger, event in machine.events.items():
             for arrows in event.transitions.values():
                 for arrow in arrows:
-                    cell = (self.states[arrow.source], self.triggers[trigger])
+                    cell = (self.states[str(arrow.source)], self.triggers[trigger])
                     if table[cell] != ILLEGAL:
                         raise ValueError(f"{self.name}: two arrows {arrow.source} --{trigger}-->")
-                    table[cell] = self.states[arrow.dest]
+                    table[cell] = self.states[str(arrow.dest)]
         return table
 
     def next(

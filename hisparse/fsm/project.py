@@ -62,7 +62,7 @@ class Projection:
             sources = {copy.source for copy in self.index_copies}
             self.poison_blocks.update(dict.fromkeys(b for b in blocks if b not in sources))
 
-    def add(self, e: ev.Event) -> None:
+    def add(self, e: object) -> None:
         """Take one event in; kinds that mean nothing to a worker are passed over."""
         match e:
             case ev.StepPlanned():
@@ -145,7 +145,7 @@ class Projection:
 
 
 def project(
-    events: Iterable[tuple[int, ev.Event]],
+    events: Iterable[tuple[int, object]],
     *,
     worker_epoch: int,
     from_seq: int,

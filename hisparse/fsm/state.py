@@ -49,6 +49,7 @@ class Request(msgspec.Struct):
     hit_tokens: int = 0
     reserved: list[int] = []  # host pages promised and not yet filled, next first
     in_flight: int = 0  # transfers of it that have not settled
+    deferred: str = ""  # the resource that it waits for
     reason: str = ""
 
     @property

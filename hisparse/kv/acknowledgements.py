@@ -43,13 +43,16 @@ def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken |
     by_kind: dict[AckKind, list[Ack]] = {kind: [] for kind in AckKind}
     for ack in fresh:
         by_kind[ack.kind].append(ack)
-    columns: list[ev.Ints] = []
-    for kind in (AckKind.ENQUEUED, AckKind.COMPLETED, AckKind.FAILED):
-        columns += [ints(a.ident for a in by_kind[kind]), ints(a.epoch for a in by_kind[kind])]
+    enqueued, completed, failed = (
+        by_kind[k] for k in (AckKind.ENQUEUED, AckKind.COMPLETED, AckKind.FAILED)
+    )
     retired = max([state.retired[rank], *(a.ident for a in by_kind[AckKind.RETIRED])])
     return ev.AcknowledgementsTaken(
-        0, rank, acks.worker_epoch, expected, acks.last_seq, *columns, retired
-    )
+        0, rank, acks.worker_epoch, expected, acks.last_seq,
+        ints(a.ident for a in enqueued), ints(a.epoch for a in enqueued),
+        ints(a.ident for a in completed), ints(a.epoch for a in completed),
+        ints(a.ident for a in failed), ints(a.epoch for a in failed), retired,
+    )  # fmt: skip
 
 
 def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decision[None]:

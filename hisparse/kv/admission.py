@@ -47,23 +47,19 @@ def never_fits(state: State, prompt_tokens: int, max_tokens: int) -> Binding | N
 def admit(state: State, request: Request, cause: int) -> Decision[bool]:
     """Admit `request` if every budget holds; else emit which one does not, and return False."""
     config = state.config
-    pages_max = ceil_div(request.max_tokens, config.pools.page_size)
+    binding = _binding(state, request)
+    if binding is not None and binding[0] == "gpu_blocks":
+        yield from reclaim(state, binding[1] - binding[2], cause, "admission")
+        binding = _binding(state, request)
+    if binding is not None:
+        if request.deferred != binding[0]:
+            yield ev.AdmissionDeferred(cause, request.request, request.epoch, *binding)
+        return False
+    # Looked up only now: reclaiming may evict what an earlier look-up would have promised.
     hit = _usable_hit(state, request)
-    free_rows = np.flatnonzero(~state.rows.used)
-    if not len(free_rows):
-        return (yield from _defer(request, cause, ("rows", 1, 0)))
-    if config.offload:
-        leased = state.pages.refs[_prefix_pages(state, request, hit)]
-        have = state.pages.available - int(np.count_nonzero(leased == 0))
-        if pages_max - hit > have:
-            return (yield from _defer(request, cause, ("host_pages", pages_max - hit, have)))
+    pages_max = ceil_div(request.max_tokens, config.pools.page_size)
     steady = config.steady_blocks(request.max_tokens)
-    need = steady + len(_cached_index_sources(state, request, hit))
-    if spare(state) < need:
-        yield from reclaim(state, need - spare(state), cause, "admission")
-    if spare(state) < need:
-        return (yield from _defer(request, cause, ("gpu_blocks", need, spare(state))))
-    row = int(free_rows[0])
+    row = int(np.argmin(state.rows.used))
     tokens = hit * config.pools.page_size
     yield ev.RequestAdmitted(cause, request.request, request.epoch, row, tokens, steady)
     if hit:
@@ -78,9 +74,23 @@ def admit(state: State, request: Request, cause: int) -> Decision[bool]:
     return True
 
 
-def _defer(request: Request, cause: int, binding: Binding) -> Decision[bool]:
-    yield ev.AdmissionDeferred(cause, request.request, request.epoch, *binding)
-    return False
+def _binding(state: State, request: Request) -> Binding | None:
+    """The first budget that does not hold `request` now, or None if all do."""
+    config = state.config
+    if state.rows.used.all():
+        return ("rows", 1, 0)
+    hit = _usable_hit(state, request)
+    if config.offload:
+        need = ceil_div(request.max_tokens, config.pools.page_size) - hit
+        idle = np.count_nonzero(state.pages.refs[_prefix_pages(state, request, hit)] == 0)
+        have = state.pages.available - int(idle)  # those will be leased, not evicted
+        if need > have:
+            return ("host_pages", need, have)
+    need = config.steady_blocks(request.max_tokens)
+    need += len(_cached_index_sources(state, request, hit))
+    if spare(state) < need:
+        return ("gpu_blocks", need, spare(state))
+    return None
 
 
 def _usable_hit(state: State, request: Request) -> int:

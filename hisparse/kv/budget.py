@@ -29,12 +29,14 @@ def window_need(state: State) -> I64:
         wide = config.window_pages(config.schedule.prefill_chunk)
         window = np.where(rows.prefilling, wide, config.window_pages(1))
         need = np.minimum(rows.pages_max, window)
-    return np.where(rows.live, need, 0)
+    owed: I64 = np.where(rows.live, need, 0)
+    return owed
 
 
 def window_unmet(state: State) -> I64:
     """int64 [rows]: resident pages still owed to each row."""
-    return np.maximum(window_need(state) - state.rows.resident, 0)
+    unmet: I64 = np.maximum(window_need(state) - state.rows.resident, 0)
+    return unmet
 
 
 def promised(state: State) -> int:

@@ -17,8 +17,10 @@ from hisparse.config import HiSparseConfig
 from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
+from hisparse.fsm.invariants import Checker
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.machines import RequestState
+from hisparse.fsm.metrics import Metrics
 from hisparse.fsm.state import Key, State, digest
 from hisparse.fsm.wire import Acknowledgements
 from hisparse.kv.acknowledgements import acknowledge, as_input
@@ -36,6 +38,9 @@ class HiSparseCoordinator:
     Args:
         config: sizes and policy, shared with the worker.
         log: where events go; its next seq must be 1 (a fresh log).
+
+    With ``checks="on"`` every event goes through the run invariants before it is folded; what they
+    find is kept in `checker.violations`.
     """
 
     def __init__(self, config: HiSparseConfig, log: EventLog) -> None:
@@ -44,11 +49,16 @@ class HiSparseCoordinator:
         self.config = config
         self.log = log
         self.state = State(config)
+        self.metrics = Metrics()
+        self.checker = Checker(config) if config.checks == "on" else None
 
     # -- running decisions ------------------------------------------------------------------------
     def _record(self, event: ev.Event) -> int:
         seq = self.log.append(event)
+        if self.checker is not None:
+            self.checker.event(seq, event)
         evolve(self.state, event, seq)
+        self.metrics.take(event)
         return seq
 
     def _run(self, decision: Decision[T]) -> T:

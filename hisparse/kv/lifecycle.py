@@ -70,7 +70,9 @@ def drain(state: State, key: Key, cause: int) -> Decision[None]:
     request = state.requests[key]
     row = request.row
     yield from HiSparseResidentManager(state).release(row, cause)
-    if request.in_flight or min(state.retired) < state.rows.last_step[row]:
+    # Without a host tier nothing but stream-ordered work reads, so there is nothing to wait for.
+    unread = not state.config.offload or min(state.retired) >= state.rows.last_step[row]
+    if request.in_flight or not unread:
         return
     pages = state.table(Table.HOST)[row].astype(np.int64)
     pages = pages[pages > 0][::-1]  # tail first: the head of a prefix is evicted last

@@ -32,7 +32,8 @@ class SingleTypeKVCacheManager:
         return np.flatnonzero(self.state.table(Table(self.role))[row])
 
     def blocks(self, row: int, entries: I64) -> I64:
-        return self.state.table(Table(self.role))[row, entries].astype(np.int64)
+        named: I64 = self.state.table(Table(self.role))[row, entries].astype(np.int64)
+        return named
 
     def reserve(self, row: int, entry: int, n: int, cause: int) -> Decision[None]:
         """Lease `n` blocks as entries `entry`, `entry` + 1, …"""

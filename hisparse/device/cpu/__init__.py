@@ -1,0 +1,1 @@
+"""The `cpu` backend: numpy bytes on simulated streams, deterministic by seed."""

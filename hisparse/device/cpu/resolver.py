@@ -76,7 +76,7 @@ class CpuResolver:
             self.forget_slots(row, 0, self.slots)
 
     def forget_slots(self, row: int, first: int, last: int) -> None:
-        """Slots ``[first, last)`` of `row` lost their bytes (another hot block, another request)."""
+        """Slots ``[first, last)`` of `row` lost their bytes (new hot block or request)."""
         held = self.positions[row, first:last]
         self.hot_map[row, held[held >= 0]] = NONE
         held[:] = NONE
@@ -154,7 +154,7 @@ class CpuResolver:
         hard_rows = hard[requests]
         i, j = np.nonzero(need & ~hard_rows[:, None])
         if i.size:
-            self._use_hits(requests[i], slots[i, j], step, base + ordinals[i] // width)
+            self.stamps.reshape(-1)[requests[i] * self.slots + slots[i, j]] = 2 * step + 1
             once = i.size if first is None else int(np.count_nonzero(first[i, j]))
             self.hits += once
             physical[i, j] = self._locate(requests[i], slots[i, j])
@@ -189,7 +189,9 @@ class CpuResolver:
         cold = wanted & (slot < 0)
         once = wanted if first is None else wanted & first[chosen]
         i, j = np.nonzero(wanted & ~cold)
-        self._use_hits(request[i], slot[i, j], step, mark)
+        place = request[i] * self.slots + slot[i, j]
+        self.stamps.reshape(-1)[place] = 2 * step + 1
+        self.marks.reshape(-1)[place] = mark
         mi, mj = np.nonzero(cold & once)
         self.hits += int(np.count_nonzero(once)) - mi.size
         made = None
@@ -213,20 +215,16 @@ class CpuResolver:
         physical[chosen[wi], wj] = self._locate(request[wi], slot[wi, wj])
         return made
 
-    def _use_hits(self, requests: I64, slots: Any, step: int, mark: Any) -> None:
-        place = requests * self.slots + slots
-        self.stamps.reshape(-1)[place] = 2 * step + 1
-        self.marks.reshape(-1)[place] = mark
-
     def _take_victims(self, request: I64, owners: I64, step: int, mark: int) -> I64:
         """One victim slot for each miss; `owners` is ascending, an index into `request`."""
-        who, start, count = np.unique(owners, return_index=True, return_counts=True)
-        rows = request[who]
+        fresh = np.ones(owners.size, dtype=np.bool_)
+        np.not_equal(owners[1:], owners[:-1], out=fresh[1:])
+        line, start = np.cumsum(fresh) - 1, np.flatnonzero(fresh)
+        rows = request[owners[start]]
         keys = self.stamps[rows]
         keys[self.marks[rows] == mark] = _PROTECTED
-        order = np.argsort(keys, axis=1, kind="stable")
-        line = np.repeat(np.arange(who.size), count)
-        victims = order[line, np.arange(owners.size) - np.repeat(start, count)]
+        order: I64 = np.argsort(keys, axis=1, kind="stable")
+        victims: I64 = order[line, np.arange(owners.size) - start[line]]
         assert (keys[line, victims] != _PROTECTED).all(), "a wave uses more slots than there are"
         place = request[owners] * self.slots + victims
         self.stamps.reshape(-1)[place] = 2 * step
@@ -239,7 +237,8 @@ class CpuResolver:
         entry = slots // size
         blocks = self.tables[Table.HOT][requests, entry].astype(np.int64)
         assert blocks.all(), "a hot slot in the null block"
-        return blocks * size + (slots - entry * size)
+        where: I64 = blocks * size + (slots - entry * size)
+        return where
 
 
 def _first_mask(spots: I64, valid: Bools | None) -> Bools | None:

@@ -56,6 +56,8 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     request = state.request_of(e.row)
     p.refs[pages] -= 1
     assert (p.refs[pages] >= 0).all(), "a host page was given back twice"
+    table = state.table(Table.HOST)[e.row]
+    table[np.isin(table, pages)] = 0
     if e.trigger is None:
         idle = pages[p.refs[pages] == 0]
         assert (p.state[idle] == PageState.PUBLISHED).all(), "an idle page needs a trigger"
@@ -66,9 +68,6 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     if e.trigger is PageTrigger.abandoned:
         gone = set(e.pages)
         request.reserved = [page for page in request.reserved if page not in gone]
-    elif e.trigger is PageTrigger.reclaimed:
-        table = state.table(Table.HOST)[e.row]
-        table[np.isin(table, pages)] = 0
     _free_pages(state, pages)
 
 

@@ -111,6 +111,10 @@ def request_aborted(state: State, e: ev.RequestAborted, seq: int) -> None:
     _ended(state, request.key, RequestTrigger.aborted, e.reason, seq)
 
 
+def admission_deferred(state: State, e: ev.AdmissionDeferred, seq: int) -> None:
+    state.requests[(e.request, e.epoch)].deferred = e.resource
+
+
 def request_refused(state: State, e: ev.RequestRefused, seq: int) -> None:
     _ended(state, (e.request, e.epoch), RequestTrigger.aborted, f"refused: {e.resource}", seq)
 
@@ -124,9 +128,8 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
     if e.row < 0:
         return
     rows = state.rows
-    for table in (Table.RESIDENT, Table.INDEX, Table.HOT):
-        assert not state.table(table)[e.row].any(), f"{request.key} still names GPU blocks"
-    state.table(Table.HOST)[e.row] = 0
+    for table in Table:
+        assert not state.table(table)[e.row].any(), f"{request.key} still names {table.name} ids"
     state.by_row[e.row] = None
     rows.used[e.row] = False
     rows.prefilling[e.row] = False

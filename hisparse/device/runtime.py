@@ -1,0 +1,195 @@
+"""Per cache: host view, hot view, and, for a leader, the hot-row map and the LRU.
+
+`HiSparseRuntime` owns one layer's bindings to host and hot storage. A leader also owns a
+`Resolver` (hot map, slot -> position, stamps); a follower owns none of that (`state_bytes` is 0)
+and repeats its leader's plans for its own bytes. `IndexGroup` is what leader and followers share:
+the plans of the current step, in the order in which they were asked for.
+
+Makes no events, allocates no block. Holds at its edges: every follower repeats every plan of its
+leader, in order, in the same step (else its hot rows would go stale); `check_replayed` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.device.backend import Device, Resolver
+from hisparse.device.handle import PagedCacheView, check_step_rows, enqueue_pending
+from hisparse.device.layout import Geometry
+from hisparse.device.plan import U8, Pending, Plan
+from hisparse.device.rows import StepRows
+from hisparse.errors import UsageError
+from hisparse.fsm.wire import Table
+
+
+@dataclass
+class PlannedCall:
+    """One resolve of this step; `plan` is there once the leader's op has run."""
+
+    rows: StepRows
+    plan: Plan | None = None
+
+
+class IndexGroup:
+    """The layers of one index group and the calls of the step being queued."""
+
+    def __init__(self, group: int, layers: Sequence[int]) -> None:
+        self.group = group
+        self.layers = tuple(layers)
+        self.step = -1
+        self.calls: list[PlannedCall] = []
+        self.replayed = dict.fromkeys(self.layers[1:], 0)
+
+    def begin_step(self, step: int) -> None:
+        self.step = step
+        self.calls = []
+        self.replayed = dict.fromkeys(self.layers[1:], 0)
+
+    def check_replayed(self) -> None:
+        """Raise UsageError if a follower left out a plan: its hot rows would go stale."""
+        late = [layer for layer, done in self.replayed.items() if done != len(self.calls)]
+        if late:
+            raise UsageError(
+                f"step {self.step}: layers {late} did not gather what their leader "
+                f"(layer {self.layers[0]}) resolved: {len(self.calls)} calls"
+            )
+
+
+class HiSparseRuntime:
+    """One layer's host and hot storage and its part of the fused resolve.
+
+    Args:
+        layer: the layer.
+        group: the index group that the layer is in; a leader is the group's first layer.
+        hot: hot blocks of this layer (the same shape as resident ones).
+        host: this layer's pages of the pinned pool.
+        resolver: the replacement state, or None for a follower.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        group: IndexGroup,
+        hot: PagedCacheView,
+        host: PagedCacheView,
+        resolver: Resolver | None,
+        device: Device,
+        geometry: Geometry,
+    ) -> None:
+        assert (resolver is not None) == (group.layers[0] == layer), "only a leader has a resolver"
+        self.layer = layer
+        self.group = group
+        self.hot = hot
+        self.host = host
+        self.resolver = resolver
+        self._device = device
+        self._geometry = geometry
+        self._calls = 0
+        self._host_rows = 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self.resolver is not None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of replacement state on the device; 0 for a follower."""
+        return self.resolver.state_bytes if self.resolver is not None else 0
+
+    def gather(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None) -> Pending:
+        """Queue resolve (leader) or replay (follower) and the gather of this layer's bytes.
+
+        Returns a `Pending` uint8 ``[n, k, row_bytes]``; padding entries are zeros. The op raises
+        InvariantViolation ``always_readable`` for a position with no copy. Raises UsageError: no
+        step begun, top-k missing, of a wrong shape or wider than ``policy.top_k``; for a follower,
+        top-k given, nothing left to replay, or other rows than its leader resolved.
+        """
+        if self.group.step < 0:
+            raise UsageError(f"layer {self.layer}: gather before the first begin_step")
+        call = self._lead(rows, top_k) if self.is_leader else self._follow(rows, top_k)
+        chosen = None if top_k is None else np.array(top_k, dtype=np.int64)
+        step = self.group.step
+
+        def run() -> U8:
+            if chosen is not None:
+                assert self.resolver is not None
+                call.plan = self.resolver.plan(call.rows, chosen, step)
+            if call.plan is None:
+                raise UsageError(f"layer {self.layer}: the leader's resolve failed in this step")
+            self._calls += 1
+            self._host_rows += sum(wave.sources.size for wave in call.plan.waves)
+            out: U8 = self._device.kernels.replay(call.plan, self.hot, self.host)
+            return out
+
+        return enqueue_pending(self._device, run)
+
+    def _lead(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None) -> PlannedCall:
+        n = check_step_rows(rows)
+        if top_k is None:
+            raise UsageError(f"layer {self.layer} leads index group {self.group.group}: pass top_k")
+        if top_k.ndim != 2 or top_k.shape[0] != n or not np.issubdtype(top_k.dtype, np.integer):
+            raise UsageError(f"top_k is {top_k.dtype}{list(top_k.shape)}, must be int[{n}, k]")
+        if self._geometry.hot_rows and top_k.shape[1] > self._geometry.top_k:
+            raise UsageError(
+                f"top_k selects {top_k.shape[1]} rows, policy.top_k is {self._geometry.top_k}"
+            )
+        call = PlannedCall(rows)
+        self.group.calls.append(call)
+        return call
+
+    def _follow(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None) -> PlannedCall:
+        leader = self.group.layers[0]
+        if top_k is not None:
+            raise UsageError(f"layer {self.layer} follows layer {leader}: pass None for top_k")
+        at = self.group.replayed[self.layer]
+        if at >= len(self.group.calls):
+            raise UsageError(
+                f"layer {self.layer}: leader {leader} has not resolved in step {self.group.step}"
+            )
+        call = self.group.calls[at]
+        if call.rows is not rows and not _same_rows(call.rows, rows):
+            raise UsageError(f"layer {self.layer}: other rows than leader {leader} resolved")
+        self.group.replayed[self.layer] = at + 1
+        return call
+
+    # -- inside compute-stream ops ---------------------------------------------------------------
+    def forget_rows(self, rows: Sequence[int]) -> None:
+        """The request rows are handed to other requests."""
+        if self.resolver is not None:
+            self.resolver.forget_rows(rows)
+
+    def forget_entries(self, table: Table, row: int, entries: npt.NDArray[np.int64]) -> None:
+        """`entries` of `row` named another id: hot rows that lived there, or came from there, go.
+
+        A HOT entry gave another block to ``page_size`` slots; a HOST entry another page to
+        ``page_size`` positions (after a failed copy and a rewind, the old rows are wrong).
+        """
+        if self.resolver is None or not self._geometry.hot_rows:
+            return
+        size = self._geometry.page_size
+        for entry in entries.tolist():
+            if table == Table.HOT:
+                last = min((entry + 1) * size, self._geometry.hot_rows)
+                self.resolver.forget_slots(row, entry * size, last)
+            elif table == Table.HOST:
+                self.resolver.forget_positions(row, entry * size, (entry + 1) * size)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the ops that have run; a leader's hits, misses and resident entries too."""
+        counts = {
+            "calls": self._calls,
+            "host_rows": self._host_rows,
+            "host_bytes": self._host_rows * self.host.span.row_bytes,
+            "state_bytes": self.state_bytes,
+        }
+        if self.resolver is not None:
+            counts |= self.resolver.statistics()
+        return counts
+
+
+def _same_rows(a: StepRows, b: StepRows) -> bool:
+    return bool(np.array_equal(a.rows, b.rows) and np.array_equal(a.positions, b.positions))

@@ -1,0 +1,293 @@
+"""`HiSparseWorker`: one rank's transfers of a step, and the life of its pools.
+
+Owns the packed GPU pool and the pinned host pool (their bytes, never their blocks: it allocates and
+frees no logical block), the device tables, and the rank's acknowledgement stream. What to copy
+where comes from the command and from nothing else.
+
+Consumes the scheduler's log by cursor: a command continues at the last `to_seq` in the same worker
+epoch, or nothing of it is applied. Emits, in its own stream, `WorkerOpened`, `CommandApplied`,
+`AckSent`, and through `DeviceCalls` the records, waits and accesses that it really made (transfers,
+poison, index copies; row writes and gathers find their blocks on the device and are not listed).
+
+What `begin_step` queues; ``E`` is one event, and each wait has a name that a test can knock out::
+
+    compute  [wait fenced copies] resets, tables, poison, index copies, E [wait restores] step ...
+                compute_after_spill                                        compute_after_restore
+    d2h      poisoned pages  [wait E] spills, write-backs
+                                d2h_after_compute
+    h2d                      [wait E] restores
+                                h2d_after_compute
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from hisparse.config import HiSparseConfig
+from hisparse.device.acks import AckStream
+from hisparse.device.apply import CommandApplier, check_command
+from hisparse.device.backend import Array, Device, DeviceCalls, Event, Sink, Stream
+from hisparse.device.binding import bind_cache
+from hisparse.device.handle import HiSparseCacheHandle
+from hisparse.device.layout import POISON, Geometry
+from hisparse.device.tables import DeviceTables
+from hisparse.errors import ProtocolError, UsageError
+from hisparse.fsm import events
+from hisparse.fsm.wire import (
+    Ack,
+    AckKind,
+    Acknowledgements,
+    SparseKVOffloadCommand,
+    SparseKVPageTransfer,
+    TransferKind,
+)
+
+CopyFault = Callable[[SparseKVPageTransfer], bool]
+_POISON_LIMIT_BYTES = 1 << 28
+
+
+class HiSparseWorker:
+    """The worker side of one rank.
+
+    Args:
+        config: what scheduler and worker agree on.
+        device: the backend; the worker queues on its three streams.
+        rank: this rank's number.
+        worker_epoch: raised at every restart; commands of another epoch are refused.
+        at_seq: the log's seq from which this worker epoch consumes.
+        sink: gets the rank's own events as they happen.
+        copy_fault: a transfer for which it returns True is acknowledged, then FAILED; its
+            destination is left untouched.
+    """
+
+    def __init__(
+        self,
+        config: HiSparseConfig,
+        device: Device,
+        *,
+        rank: int = 0,
+        worker_epoch: int = 1,
+        at_seq: int = 0,
+        sink: Sink | None = None,
+        copy_fault: CopyFault | None = None,
+    ) -> None:
+        self.config = config
+        self.geometry = Geometry.of(config)
+        self.device = device
+        self.rank = rank
+        self.worker_epoch = worker_epoch
+        self.to_seq = at_seq
+        self.acks = AckStream(rank, worker_epoch)
+        self.calls = DeviceCalls(device, sink)
+        self.copy_fault = copy_fault
+        pool_bytes = self.geometry.gpu_pool_bytes + self.geometry.host_pool_bytes
+        fill = POISON if config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES else 0
+        self.gpu_pool: Array = device.allocate(self.geometry.gpu_pool_bytes, fill)
+        self.host_pool: Array = device.allocate_pinned(self.geometry.host_pool_bytes, fill)
+        self.tables = DeviceTables(self.geometry, device)
+        cache = bind_cache(self.geometry, device, self.tables, self.gpu_pool, self.host_pool)
+        self.index = cache.index
+        self.groups = cache.groups
+        self._runtimes = tuple(handle.runtime for handle in cache.handles)
+        self._applier = CommandApplier(self.calls, self.tables, cache)
+        self.handles: tuple[HiSparseCacheHandle, ...] = ()
+        self.bind(cache.handles)
+        self._step: int | None = None
+        self._last_step = -1
+        self._closed = False
+        self._polled = 0
+        self._highest_transfer = 0
+        self._copies: dict[int, Event] = {}  # queued, event not yet seen; by transfer id
+        self._pending: deque[tuple[SparseKVPageTransfer, Event, bool]] = deque()
+        self._steps: deque[tuple[int, Event]] = deque()
+        self._counts = dict.fromkeys(
+            ("commands", "spills", "write_backs", "restores", "failed", "index_pages_copied"), 0
+        )
+        self.calls.emit(events.WorkerOpened(at_seq, rank, worker_epoch, at_seq))
+
+    def bind(self, handles: Sequence[HiSparseCacheHandle]) -> None:
+        """Register the handles that cache set-up bound: these very objects, one a layer."""
+        if [handle.layer for handle in handles] != list(range(self.geometry.layers)):
+            raise UsageError(f"bind needs one handle for each layer 0..{self.geometry.layers - 1}")
+        for handle in handles:
+            if handle.resident.base is not self.gpu_pool:
+                raise UsageError(f"layer {handle.layer} is bound to another allocation")
+        self.handles = tuple(handles)
+
+    # -- a step ----------------------------------------------------------------------------------
+    def begin_step(self, command: SparseKVOffloadCommand) -> None:
+        """Queue all work of `command`; returns at once.
+
+        Raises ProtocolError, with nothing applied, if the command does not continue this cursor in
+        this worker epoch or names what does not exist; UsageError if closed or inside a step.
+        """
+        self._check(command)
+        self.to_seq = command.to_seq
+        self.calls.cause = command.to_seq
+        self._step = command.step
+        self.calls.emit(
+            events.CommandApplied(command.to_seq, command.step, command.from_seq, command.to_seq)
+        )
+        compute = self.device.compute
+        fenced = [self._copies[i] for i in command.fences if i in self._copies]
+        for event in fenced:
+            self._wait(compute, event, "compute_after_spill")
+        self._counts["index_pages_copied"] += self._applier.apply(command)
+        for group in self.groups:
+            group.begin_step(command.step)
+        if command.transfers:
+            self._queue_transfers(command)
+        self._counts["commands"] += 1
+
+    def end_step(self, step: int) -> None:
+        """All device work of `step` is queued; RETIRED follows once it has happened.
+
+        Raises UsageError if `step` is not the step begun, or a follower left out a plan.
+        """
+        if self._step is None or step != self._step:
+            raise UsageError(f"end_step({step}) inside step {self._step}")
+        for group in self.groups:
+            group.check_replayed()
+        self._steps.append((step, self.calls.record(self.device.compute)))
+        self._last_step, self._step = step, None
+
+    def poll(self, since: int | None = None) -> Acknowledgements | None:
+        """What can be acknowledged by now; never blocks.
+
+        Returns everything after seq `since`, by default after what the last poll returned; None
+        if there is nothing. A step's RETIRED comes after the COMPLETED of its restores.
+        """
+        retired: list[int] = []
+        while self._steps and self.device.query(self._steps[0][1]):
+            retired.append(self._steps.popleft()[0])
+        still: deque[tuple[SparseKVPageTransfer, Event, bool]] = deque()
+        late: set[bool] = set()  # streams whose oldest copy is not done: later ones are not either
+        for transfer, event, failed in self._pending:
+            restore = transfer.kind == TransferKind.RESTORE
+            if restore in late or not self.device.query(event):
+                late.add(restore)
+                still.append((transfer, event, failed))
+                continue
+            if self._copies.get(transfer.transfer) is event:
+                del self._copies[transfer.transfer]
+            self._acknowledge(AckKind.FAILED if failed else AckKind.COMPLETED, transfer)
+        self._pending = still
+        for step in retired:
+            self._append(Ack(AckKind.RETIRED, step))
+        taken = self.acks.since(self._polled if since is None else since)
+        self._polled = self.acks.last_seq
+        return taken
+
+    def trim(self, seq: int) -> None:
+        """The scheduler has taken acknowledgements up to `seq`: they need not be read again."""
+        self.acks.trim(seq)
+
+    def close(self) -> None:
+        """Drop both pools. Idempotent. Work still queued is not waited for."""
+        if self._closed:
+            return
+        self._closed = True
+        self.handles = self.groups = self._runtimes = ()
+        self.gpu_pool = self.host_pool = None
+        del self._applier, self.index
+
+    # -- queueing --------------------------------------------------------------------------------
+    def _wait(self, stream: Stream, event: Event, why: str) -> None:
+        """Every wait between streams goes through here."""
+        self.calls.wait(stream, event, why)
+
+    def _copy(self, transfer: SparseKVPageTransfer) -> bool:
+        """Queue one page copy, all layers, a chunk each. False: the copy is made to fail."""
+        if self.copy_fault is not None and self.copy_fault(transfer):
+            return False
+        restore = transfer.kind == TransferKind.RESTORE
+        copy = self.device.kernels.copy_block
+        chunks = []
+        for handle in self.handles:
+            gpu, host = handle.resident, handle.runtime.host
+            if restore:
+                chunks.append(partial(copy, host, transfer.host, gpu, transfer.block))
+            else:
+                chunks.append(partial(copy, gpu, transfer.block, host, transfer.host))
+        self.calls.enqueue(
+            self.device.h2d if restore else self.device.d2h,
+            chunks,
+            [("gpu", restore, (transfer.block,)), ("host", not restore, (transfer.host,))],
+            transfer.transfer,
+        )
+        return True
+
+    def _queue_transfers(self, command: SparseKVOffloadCommand) -> None:
+        device = self.device
+        before = self.calls.record(device.compute)
+        restores = [t for t in command.transfers if t.kind == TransferKind.RESTORE]
+        if len(restores) < len(command.transfers):
+            self._wait(device.d2h, before, "d2h_after_compute")
+        if restores:
+            self._wait(device.h2d, before, "h2d_after_compute")
+        restored: Event | None = None
+        for transfer in command.transfers:
+            restore = transfer.kind == TransferKind.RESTORE
+            copied = self._copy(transfer)
+            event = self.calls.record(device.h2d if restore else device.d2h)
+            restored = event if restore else restored
+            self._copies[transfer.transfer] = event
+            self._highest_transfer = max(self._highest_transfer, transfer.transfer)
+            self._pending.append((transfer, event, not copied))
+            self._acknowledge(AckKind.ENQUEUED, transfer)
+            self._counts[f"{transfer.kind.name.lower()}s"] += 1
+            self._counts["failed"] += not copied
+        if restored is not None:
+            self._wait(device.compute, restored, "compute_after_restore")
+
+    # -- acknowledging ---------------------------------------------------------------------------
+    def _acknowledge(self, kind: AckKind, transfer: SparseKVPageTransfer) -> None:
+        self._append(Ack(kind, transfer.transfer, transfer.epoch))
+
+    def _append(self, ack: Ack) -> None:
+        seq = self.acks.append(ack)
+        self.calls.emit(events.AckSent(self.calls.cause, seq, int(ack.kind), ack.ident, ack.epoch))
+
+    def _check(self, command: SparseKVOffloadCommand) -> None:
+        if self._closed:
+            raise UsageError(f"rank {self.rank}: the worker is closed")
+        if self._step is not None:
+            raise UsageError(f"begin_step({command.step}) before end_step({self._step})")
+        if command.worker_epoch != self.worker_epoch:
+            raise ProtocolError(
+                f"rank {self.rank}: command of worker epoch {command.worker_epoch}, "
+                f"this is epoch {self.worker_epoch}"
+            )
+        if command.from_seq != self.to_seq or command.to_seq < command.from_seq:
+            raise ProtocolError(
+                f"rank {self.rank}: command ({command.from_seq}, {command.to_seq}] does not "
+                f"continue the cursor at to_seq {self.to_seq}"
+            )
+        if command.step <= self._last_step:
+            raise ProtocolError(f"step {command.step} after step {self._last_step}")
+        late = [i for i in command.fences if i > self._highest_transfer]
+        if late:
+            raise ProtocolError(f"fences {late}: this worker epoch never queued them")
+        check_command(self.geometry, self.tables, command)
+
+    # -- counters --------------------------------------------------------------------------------
+    def group_statistics(self, group: int) -> dict[str, int]:
+        """Of one index group: entries hit, missed, resident; rows and bytes read by all layers."""
+        layers = [r.statistics() for r in self._runtimes if r.group.group == group]
+        total = {name: sum(s[name] for s in layers) for name in ("host_rows", "host_bytes")}
+        lead = next(s for s in layers if "hits" in s)
+        return {name: lead[name] for name in ("hits", "misses", "resident")} | total
+
+    def statistics(self) -> dict[str, int]:
+        """Work queued and acknowledged so far, and the groups' counters added up."""
+        counts = dict(self._counts)
+        for group in self.groups:
+            for name, value in self.group_statistics(group.group).items():
+                counts[name] = counts.get(name, 0) + value
+        counts["transfers_pending"] = len(self._pending)
+        counts["steps_pending"] = len(self._steps)
+        counts["acks"] = self.acks.last_seq
+        counts["state_bytes"] = sum(r.state_bytes for r in self._runtimes)
+        return counts

@@ -1,0 +1,282 @@
+"""ReferenceEngine: continuous batching with chunked prefill over the tiers.
+
+A serving loop as an engine author would write it: it owns queues, tokens and sampling, and knows
+nothing of pages' places. What crosses between the connector's two roles passes through unread.
+
+    arrivals ─► admit ─► grow ─► plan_step ─► connector meta ─► worker ─► forward ─► accept ─► finish
+                                                  ▲                                    │
+                                                  └──────── connector output ◄─────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
+from hisparse.device.rows import StepRows
+from hisparse.engine.trace import WorkloadRequest
+from hisparse.errors import InvariantViolation
+from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.kv.prefix import PageHasher
+
+STALL_STEPS_MAX = 1000
+
+
+class Runner(Protocol):
+    """The model side of a step."""
+
+    def execute(
+        self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
+        """Run one step.
+
+        Args:
+            meta: the connector's opaque metadata.
+            tokens: int64 [n], the tokens whose rows are computed.
+            rows: where they belong.
+            sampled: indices into the n tokens whose next token is wanted.
+
+        Returns:
+            (int64 [len(sampled)] next tokens, float32 [len(sampled), vocab] their logits, the
+            connector's output).
+        """
+
+
+@dataclass
+class Served:
+    """A request as the engine sees it."""
+
+    request: str
+    epoch: int
+    prompt_tokens: int
+    max_new: int
+    tokens: list[int]
+    parent: bytes = b""  # chain hash of the last whole page hashed so far
+    hashed: int = 0  # whole pages hashed so far
+    logits: list[np.ndarray] = field(default_factory=list)
+    outcome: str = "live"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.request, self.epoch)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_tokens :]
+
+
+@dataclass
+class Peaks:
+    """Most at any step."""
+
+    gpu_blocks: int = 0
+    concurrent_requests: int = 0
+
+
+class ReferenceEngine:
+    """Serves a workload to its end.
+
+    Args:
+        coordinator: the scheduler side; its config bounds rows, chunk and batch.
+        connector: the same coordinator's connector, in scheduler role.
+        runner: the model side.
+        eos: token id that ends a request.
+        salt: separates prefix identities (model, layout, adapter).
+        step_ms: arrival times advance by this much a step.
+    """
+
+    def __init__(
+        self,
+        coordinator: HiSparseCoordinator,
+        connector: KVConnectorBase_V1,
+        runner: Runner,
+        *,
+        eos: int,
+        salt: bytes = b"",
+        step_ms: float = 10.0,
+    ) -> None:
+        self.coordinator = coordinator
+        self.connector = connector
+        self.runner = runner
+        self.eos = eos
+        self.step_ms = step_ms
+        self.hasher = PageHasher(coordinator.config.pools.page_size, salt)
+        self.live: dict[tuple[str, int], Served] = {}
+        self.done: list[Served] = []
+        self.peaks = Peaks()
+        self._output = KVConnectorOutput()
+        self._stalled = 0
+
+    # -- requests ---------------------------------------------------------------------------------
+    def submit(self, work: WorkloadRequest) -> Served:
+        """Hand a request to the coordinator."""
+        prompt = work.prompt.tolist()
+        hashes = self.hasher.extend(b"", work.prompt)
+        total = len(prompt) + work.max_new
+        epoch = self.coordinator.arrive(work.request, len(prompt), total, hashes)
+        parent = hashes[-1] if hashes else b""
+        served = Served(
+            work.request, epoch, len(prompt), work.max_new, prompt, parent, len(hashes)
+        )
+        if served.key in self.coordinator.state.waiting:
+            self.live[served.key] = served
+        else:
+            self._close(served, "refused")
+        return served
+
+    def abort(self, served: Served) -> None:
+        """The client went away."""
+        self.coordinator.abort(served.request, served.epoch)
+        self._close(served, "aborted")
+
+    def _close(self, served: Served, outcome: str) -> None:
+        served.outcome = outcome
+        self.live.pop(served.key, None)
+        self.done.append(served)
+
+    # -- a step -----------------------------------------------------------------------------------
+    def step(self) -> bool:
+        """One scheduler step; False when there was nothing to compute."""
+        self.connector.update_connector_output(self._output)
+        self.coordinator.admit_waiting()
+        self._drop_failed()
+        batch = self._choose_rows()
+        step = self.coordinator.plan_step([row for row, _, _ in batch], [n for _, _, n in batch])
+        meta = self.connector.build_connector_meta()
+        tokens, rows, ends, sampled = self._gather_tokens(batch)
+        chosen, logits, self._output = self.runner.execute(meta, tokens, rows, sampled)
+        self._accept(step, batch, ends, chosen.tolist(), logits)
+        self._watch(bool(batch))
+        return bool(batch)
+
+    def _drop_failed(self) -> None:
+        """Requests that the coordinator ended by itself (a copy that lost rows)."""
+        state = self.coordinator.state
+        for served in list(self.live.values()):
+            request = state.requests.get(served.key)
+            if request is None or not (request.live or served.key in state.waiting):
+                self._close(served, "failed")
+
+    def _choose_rows(self) -> list[tuple[int, Served, int]]:
+        """(request row, request, rows to compute): decodes first, then prompts by arrival."""
+        state, schedule = self.coordinator.state, self.coordinator.config.schedule
+        running = [q for q in state.by_row if q is not None and q.live]
+        running.sort(key=lambda q: (bool(state.rows.prefilling[q.row]), q.arrived_seq))
+        room, batch = schedule.step_rows, []
+        for request in running:
+            served, row = self.live[request.key], request.row
+            left = request.prompt_tokens - int(state.rows.computed[row])
+            wanted = min(left, schedule.prefill_chunk, room) if left > 0 else min(1, room)
+            if wanted <= 0:
+                break
+            granted = self.coordinator.grow(row, wanted)
+            if granted > 0:
+                batch.append((row, served, granted))
+                room -= granted
+        return sorted(batch, key=lambda item: item[0])
+
+    def _gather_tokens(
+        self, batch: list[tuple[int, Served, int]]
+    ) -> tuple[np.ndarray, StepRows, list[int | None], list[int]]:
+        """The step's tokens and their places; `ends[i]` is request i's slot among the sampled."""
+        computed = self.coordinator.state.rows.computed
+        tokens: list[int] = []
+        rows: list[int] = []
+        positions: list[int] = []
+        ends: list[int | None] = []
+        sampled: list[int] = []
+        for row, served, count in batch:
+            start = int(computed[row])
+            tokens += served.tokens[start : start + count]
+            rows += [row] * count
+            positions += range(start, start + count)
+            last = start + count == len(served.tokens)
+            ends.append(len(sampled) if last else None)
+            if last:
+                sampled.append(len(tokens) - 1)
+        step_rows = StepRows(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int64))
+        return np.array(tokens, dtype=np.int64), step_rows, ends, sampled
+
+    def _accept(
+        self,
+        step: int,
+        batch: list[tuple[int, Served, int]],
+        ends: list[int | None],
+        chosen: list[int],
+        logits: np.ndarray,
+    ) -> None:
+        """Sampled tokens join their requests; rows are accepted; whoever is at its end finishes."""
+        computed, page_size = self.coordinator.state.rows.computed, self.hasher.page_size
+        hashes: list[tuple[int, bytes]] = []
+        finished = []
+        for (row, served, count), end in zip(batch, ends, strict=True):
+            if end is not None:
+                served.tokens.append(chosen[end])
+                served.logits.append(logits[end])
+                if chosen[end] == self.eos or len(served.generated) >= served.max_new:
+                    finished.append(served)
+            whole = (int(computed[row]) + count) // page_size
+            if whole > served.hashed:
+                fresh = served.tokens[served.hashed * page_size : whole * page_size]
+                made = self.hasher.extend(served.parent, fresh)
+                hashes += [(row, page_hash) for page_hash in made]
+                served.parent, served.hashed = made[-1], whole
+        if batch:
+            rows = [row for row, _, _ in batch]
+            self.coordinator.rows_computed(step, rows, [n for _, _, n in batch], hashes)
+        for served in finished:
+            self.coordinator.finish(*served.key)
+            self._close(served, "finished")
+
+    def _watch(self, computed: bool) -> None:
+        """Peaks, and the deadlock detector: work that waits while nothing moves is a fault."""
+        state = self.coordinator.state
+        used = len(state.blocks.state) - 1 - state.blocks.available
+        self.peaks.gpu_blocks = max(self.peaks.gpu_blocks, used)
+        running = int(state.rows.live.sum())
+        self.peaks.concurrent_requests = max(self.peaks.concurrent_requests, running)
+        idle = computed or not state.requests
+        self._stalled = 0 if idle else self._stalled + 1
+        if self._stalled > STALL_STEPS_MAX:
+            raise InvariantViolation(
+                "progress",
+                f"{len(state.requests)} requests are held, nothing was computed for {self._stalled} steps",
+                seq=state.seq,
+            )
+
+    def run(
+        self,
+        workload: Sequence[WorkloadRequest],
+        *,
+        abort_at: dict[str, int] | None = None,
+        after_step: Callable[[ReferenceEngine], None] | None = None,
+    ) -> list[Served]:
+        """Serve `workload` to its end and drain; returns every request, in order of ending.
+
+        Args:
+            abort_at: request id -> generated tokens after which its client goes away.
+            after_step: called after each step, for progress and live checks.
+        """
+        abort_at = abort_at or {}
+        queue = sorted(workload, key=lambda work: work.arrival_ms)
+        now_ms, at = 0.0, 0
+        while at < len(queue) or self.live or self.coordinator.state.requests:
+            if not self.live and at < len(queue):
+                now_ms = max(now_ms, queue[at].arrival_ms)  # nothing to do: the clock jumps
+            while at < len(queue) and queue[at].arrival_ms <= now_ms:
+                self.submit(queue[at])
+                at += 1
+            self.coordinator.tick(int(now_ms * 1000))
+            self.step()
+            for served in list(self.live.values()):
+                if len(served.generated) >= abort_at.get(served.request, 1 << 62):
+                    self.abort(served)
+            if after_step is not None:
+                after_step(self)
+            now_ms += self.step_ms
+        self.coordinator.log.commit()
+        return self.done

@@ -1,0 +1,331 @@
+"""The main job: serve a workload over the tiers, verify every bit, and report.
+
+    1. oracle      every request alone, everything resident, no pools at all
+    2. hisparse    the same requests through scheduler, log, worker and tiers, checked as it runs
+    3. resident    the same arrivals and tokens through the same scheduler with offload off, at the
+                   same GPU budget and without bound: concurrency and peak blocks (no forward pass)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hisparse.config import (
+    HiSparseConfig,
+    LogConfig,
+    PolicyConfig,
+    PoolConfig,
+    ScheduleConfig,
+    ceil_div,
+    check_capacity,
+)
+from hisparse.connector.base import KVConnectorRole
+from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.device import open_device
+from hisparse.device.worker import HiSparseWorker
+from hisparse.engine.builtin import BuiltinModel
+from hisparse.engine.loop import Peaks, ReferenceEngine, Served
+from hisparse.engine.reference import ReferenceResult, reference_decode_many
+from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
+from hisparse.engine.trace import WorkloadRequest, generate_trace, read_trace, scale_trace
+from hisparse.engine.verify import ContentOracle, LiveChecks, tokens_identical
+from hisparse.errors import ConfigError
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log import EventLog, MemoryLog
+from hisparse.fsm.log_disk import open_log
+from hisparse.kv.coordinator import HiSparseCoordinator
+
+Progress = Callable[[str, int, int], None]
+
+
+class RunConfig(BaseModel):
+    """Options of `hisparse run`; each maps to one field of HiSparseConfig or of the workload."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    trace: Path | None = None
+    requests: int = Field(default=24, gt=0)
+    scale: float = Field(default=0.05, gt=0, le=1)
+    device: str = "cpu"
+    gpu_blocks: int | None = Field(default=None, gt=1)
+    host_pool_gib: float = Field(default=0.25, gt=0)
+    page_size: int = Field(default=16, gt=0)
+    top_k: int = Field(default=16, gt=0)
+    hot_rows: int = Field(default=32, gt=0)
+    write_back: Literal["eager", "on_pressure"] = "eager"
+    policy: Literal["hybrid"] = "hybrid"
+    abort_rate: float = Field(default=0.0, ge=0, le=1)
+    spec: int = Field(default=0, ge=0)
+    graph: bool = False
+    model: str = "builtin"
+    record_selections: bool = False
+    log: LogConfig = LogConfig()
+    verify: bool = True
+    seed: int = 0
+
+
+def refuse_unbuilt(config: RunConfig) -> None:
+    """Options of the contract that no code stands behind yet. Raises ConfigError."""
+    unbuilt = {
+        "spec": config.spec > 0,
+        "graph": config.graph,
+        "record_selections": config.record_selections,
+        "model": config.model != "builtin",
+    }
+    for name, asked in unbuilt.items():
+        if asked:
+            value = getattr(config, name)
+            raise ConfigError(f"{name}={value!r} is not built yet: leave it at its default")
+
+
+def load_workload(config: RunConfig, model: BuiltinModel) -> list[WorkloadRequest]:
+    """The first `requests` requests of the trace (or of a generated one), scaled."""
+    if config.trace is None:
+        trace = generate_trace(config.requests, config.seed)
+    else:
+        trace = read_trace(config.trace, limit=config.requests)
+    if not trace:
+        raise ConfigError(f"trace={str(config.trace)!r} holds no request: nothing to serve")
+    return scale_trace(
+        trace, config.scale, seed=config.seed, vocab_size=model.vocab_size, eos=model.eos
+    )
+
+
+def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSparseConfig:
+    """The shared configuration for requests of at most `longest` tokens.
+
+    Without `gpu_blocks` the pool is the smallest in which the longest request fits all-resident.
+    """
+    layout, page_size = model.layout, config.page_size
+    policy = PolicyConfig(
+        name=config.policy,
+        write_back=config.write_back,
+        top_k=config.top_k,
+        hot_rows=config.hot_rows,
+    )
+    schedule = ScheduleConfig(max_model_len=longest)
+
+    def sized(gpu_blocks: int) -> HiSparseConfig:
+        return HiSparseConfig(
+            layout=layout,
+            pools=PoolConfig(
+                page_size=page_size, gpu_blocks=gpu_blocks, host_pool_gib=config.host_pool_gib
+            ),
+            policy=policy,
+            schedule=schedule,
+            log=config.log,
+            checks="on" if config.verify else "off",
+        )
+
+    if config.gpu_blocks is not None:
+        return check_capacity(sized(config.gpu_blocks))
+    probe = sized(2)
+    pages = ceil_div(longest, page_size)
+    resident = pages + ceil_div(pages, probe.index_pages_per_block) + 1
+    return check_capacity(sized(max(resident, probe.steady_blocks(longest) + 1)))
+
+
+def choose_aborts(workload: list[WorkloadRequest], rate: float, seed: int) -> dict[str, int]:
+    """A seeded share of the requests, each with the generated tokens after which it is aborted."""
+    rng = random.Random(f"aborts {seed}")
+    return {
+        work.request: rng.randrange(0, max(work.max_new, 1))
+        for work in workload
+        if rng.random() < rate
+    }
+
+
+class Job:
+    """One `hisparse run`, step by step; `report` is what it prints."""
+
+    def __init__(self, config: RunConfig, progress: Progress | None = None) -> None:
+        refuse_unbuilt(config)
+        self.config = config
+        self.progress = progress or (lambda stage, done, total: None)
+        device = open_device(config.device, seed=config.seed, lag=0.5)
+        probe = BuiltinModel(seed=config.seed, top_k=config.top_k, max_model_len=1)
+        self.workload = load_workload(config, probe)
+        longest = max(len(work.prompt) + work.max_new for work in self.workload)
+        self.model = BuiltinModel(seed=config.seed, top_k=config.top_k, max_model_len=longest)
+        self.hisparse = build_config(config, self.model, longest)
+        self.aborts = choose_aborts(self.workload, config.abort_rate, config.seed)
+        self.device = device
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> dict[str, Any]:
+        """All three parts; returns the report."""
+        expected = self._oracle() if self.config.verify else {}
+        codec = Codec(EVENT_TYPES)
+        log = open_log(
+            self.hisparse.log, codec, stream="scheduler", config_json=self.hisparse.model_dump_json()
+        )
+        try:
+            return self._served(expected, log)
+        finally:
+            log.close()
+
+    def _oracle(self) -> dict[str, ReferenceResult]:
+        start = time.perf_counter()
+        results = reference_decode_many(
+            self.model,
+            [work.prompt for work in self.workload],
+            [work.max_new for work in self.workload],
+            chunk=256,
+            progress=lambda done, total: self.progress("oracle", done, total),
+        )
+        self.seconds["oracle"] = time.perf_counter() - start
+        return {work.request: r for work, r in zip(self.workload, results, strict=True)}
+
+    def _served(self, expected: dict[str, ReferenceResult], log: EventLog) -> dict[str, Any]:
+        start = time.perf_counter()
+        verify = self.config.verify
+        coordinator = HiSparseCoordinator(self.hisparse, log)
+        worker = HiSparseWorker(self.hisparse, self.device)
+        oracle, live = ContentOracle(expected), LiveChecks(coordinator, worker)
+        runner = TieredRunner(
+            self.model,
+            TieredCache(worker, oracle if verify else None),
+            HiSparseConnector(KVConnectorRole.WORKER, worker=worker),
+            live.probe_tables if verify else None,
+        )
+        engine = ReferenceEngine(
+            coordinator,
+            HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator),
+            runner,
+            eos=self.model.eos,
+            salt=f"builtin-{self.config.seed}".encode(),
+        )
+        oracle.engine = engine
+
+        def after_step(engine: ReferenceEngine) -> None:
+            if verify:
+                live.after_step()
+            self.progress("hisparse", len(engine.done), len(self.workload))
+
+        served = engine.run(self.workload, abort_at=self.aborts, after_step=after_step)
+        self.seconds["hisparse"] = time.perf_counter() - start
+        if verify:
+            live.at_end()
+        report = self._report(engine, worker, served)
+        report |= self._verified(expected, served, engine, oracle, live)
+        report |= self._resident(served)
+        report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
+        worker.close()
+        return report
+
+    def _report(
+        self, engine: ReferenceEngine, worker: HiSparseWorker, served: list[Served]
+    ) -> dict[str, Any]:
+        coordinator = engine.coordinator
+        counts, device = coordinator.metrics.counts, worker.statistics()
+        looked_up = device["hits"] + device["misses"]
+        log = coordinator.log.statistics()
+        return {
+            "requests": len(served),
+            "requests_finished": sum(r.outcome == "finished" for r in served),
+            "requests_aborted": sum(r.outcome == "aborted" for r in served),
+            "requests_refused": sum(r.outcome == "refused" for r in served),
+            "requests_failed": sum(r.outcome == "failed" for r in served),
+            "tokens_generated": sum(len(r.generated) for r in served),
+            "steps": counts["steps"],
+            "rows_computed": counts["rows_computed"],
+            "gpu_blocks": self.hisparse.pools.gpu_blocks,
+            "block_bytes": self.hisparse.block_bytes,
+            "peak_gpu_blocks_hisparse": engine.peaks.gpu_blocks,
+            "concurrent_requests_hisparse": engine.peaks.concurrent_requests,
+            "spills": counts["spills"],
+            "write_backs": counts["write_backs"],
+            "restores": counts["restores"],
+            "pages_published": counts["pages_published"],
+            "prefix_hit_tokens": counts["prefix_hit_pages"] * self.hisparse.pools.page_size,
+            "hot_hits": device["hits"],
+            "hot_misses": device["misses"],
+            "hot_hit_rate": device["hits"] / looked_up if looked_up else 0.0,
+            "host_rows_read": device["host_rows"],
+            "preemptions": counts["preemptions"],
+            "events": coordinator.state.seq,
+            "log_bytes": log.written_bytes,
+            "state_digest": coordinator.digest(),
+        }
+
+    def _verified(
+        self,
+        expected: dict[str, ReferenceResult],
+        served: list[Served],
+        engine: ReferenceEngine,
+        oracle: ContentOracle,
+        live: LiveChecks,
+    ) -> dict[str, Any]:
+        """`tokens_identical` is None, and nothing counts as checked, with --no-verify."""
+        checker = engine.coordinator.checker
+        if checker is None:
+            return {"tokens_identical": None, "invariants": {"checked": [], "violations": []}}
+        wrong = tokens_identical(served, expected)
+        checked = checker.checked | live.checked | {"content": oracle.rows_checked}
+        found = [*checker.violations, *live.violations, *oracle.violations]
+        return {
+            "tokens_identical": not wrong,
+            "requests_differing": wrong,
+            "invariants": {
+                "checked": sorted(name for name, times in checked.items() if times),
+                "violations": [
+                    {"invariant": v.invariant, "seq": v.seq, "message": v.message} for v in found
+                ],
+            },
+        }
+
+    # -- the resident baseline --------------------------------------------------------------------
+    def _resident(self, served: list[Served]) -> dict[str, Any]:
+        start = time.perf_counter()
+        tokens = {r.request: r.tokens for r in served}
+        bounded = self._resident_peaks(tokens, self.hisparse.pools.gpu_blocks)
+        pages = sum(
+            ceil_div(len(work.prompt) + work.max_new, self.config.page_size) + 1
+            for work in self.workload
+        )
+        unbounded = self._resident_peaks(tokens, 2 * pages + 2)
+        self.seconds["resident"] = time.perf_counter() - start
+        return {
+            "concurrent_requests_resident": bounded.concurrent_requests,
+            "peak_gpu_blocks_resident": unbounded.gpu_blocks,
+        }
+
+    def _resident_peaks(self, tokens: dict[str, list[int]], gpu_blocks: int) -> Peaks:
+        """Peaks of a scheduler without offload that serves the tokens of the verified run."""
+        policy = self.hisparse.policy.model_copy(update={"name": "resident"})
+        pools = self.hisparse.pools.model_copy(update={"gpu_blocks": gpu_blocks})
+        config = self.hisparse.model_copy(
+            update={"policy": policy, "pools": pools, "checks": "off", "log": LogConfig(mode="off")}
+        )
+        coordinator = HiSparseCoordinator(config, MemoryLog(0))
+
+        def next_token(row: int, position: int) -> int:
+            known = tokens[coordinator.state.request_of(row).request]
+            return known[position + 1] if position + 1 < len(known) else 0
+
+        engine = ReferenceEngine(
+            coordinator,
+            HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator),
+            RecordedRunner(next_token),
+            eos=self.model.eos,
+        )
+        engine.run(self.workload, abort_at=self.aborts)
+        return engine.peaks
+
+
+def succeeded(report: dict[str, Any]) -> bool:
+    """Exit code 0: tokens identical (or not verified) and nothing violated."""
+    return report["tokens_identical"] is not False and not report["invariants"]["violations"]
+
+
+def as_json(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=2, default=float)
+

@@ -1,0 +1,114 @@
+"""The fused resolve against plain Python: bytes, plans, order, hot contents and counters."""
+
+from __future__ import annotations
+
+import numpy as np
+from device_rig import (
+    PAGE,
+    PAGES,
+    REQUESTS,
+    SPAN,
+    Rig,
+    content,
+    expect,
+    host,
+    make_config,
+    place_pages,
+    resident,
+    step_rows,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from resolver_reference import ReferenceResolver
+
+
+@st.composite
+def runs(draw):
+    hot_rows = draw(st.sampled_from([2, 3, 4, 6, 10]))
+    top_k = draw(st.integers(1, hot_rows))
+    on_gpu = [draw(st.lists(st.booleans(), min_size=4, max_size=4)) for _ in range(REQUESTS)]
+    steps = []
+    reach = draw(
+        st.sampled_from([SPAN - 1, hot_rows + 1, hot_rows, 2])
+    )  # mostly misses .. mostly hits
+    for _ in range(draw(st.integers(1, 6))):
+        rows = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2]), max_size=8))
+        width = draw(st.sampled_from([top_k, top_k, 1 + top_k // 2]))
+        entry = st.integers(-1, min(reach, SPAN - 1))
+        picks = [draw(st.lists(entry, min_size=width, max_size=width)) for _ in rows]
+        resets = draw(st.sets(st.integers(0, REQUESTS - 1), max_size=1))
+        place = st.tuples(st.integers(0, REQUESTS - 1), st.integers(0, PAGES - 1))
+        flips = draw(st.lists(place, max_size=2, unique=True))
+        moves = draw(st.lists(place, max_size=1))
+        steps.append((rows, width, picks, tuple(resets), flips, moves))
+    return hot_rows, top_k, on_gpu, steps
+
+
+def check_state(rig, reference):
+    """Hot contents, inverse map, order stamps and counters are the reference's, exactly."""
+    for group in rig.config.layout.index_groups:
+        resolver = rig.worker.handles[group[0]].runtime.resolver
+        for row in range(REQUESTS):
+            slots = reference.slots_of(row)
+            held = [-1 if s is None else s["position"] for s in slots]
+            stamps = [-1 if s is None else 2 * s["step"] + s["hit"] for s in slots]
+            assert resolver.positions[row].tolist() == held
+            assert resolver.stamps[row].tolist() == stamps
+            inverse = {p: s for s, p in enumerate(held) if p >= 0}
+            kept = resolver.hot_map[row]
+            assert {int(p): int(kept[p]) for p in np.flatnonzero(kept >= 0)} == inverse
+            for layer in group:
+                array = rig.worker.handles[layer].runtime.hot.array
+                for slot, position in enumerate(held):
+                    if position >= 0:
+                        where = divmod(reference.locate(row, slot), PAGE)
+                        assert (array[where] == content(row, layer, position)).all()
+        counts = resolver.statistics()
+        assert counts == {
+            "hits": reference.hits,
+            "misses": reference.misses,
+            "resident": reference.resident,
+        }
+
+
+@settings(max_examples=200, deadline=None)
+@given(runs(), st.integers(0, 3))
+def test_resolver_is_the_reference(run, seed):
+    hot_rows, top_k, on_gpu, steps = run
+    rig = Rig(make_config(hot_rows, top_k, REQUESTS, PAGES), seed=seed)
+    reference = ReferenceResolver(PAGE, hot_rows, top_k)
+    tables = ()
+    for row in range(REQUESTS):
+        tables += place_pages(rig, reference, row, on_gpu[row])
+    for rows, width, picks, resets, flips, moves in steps:
+        for row in resets:
+            reference.reset(row)
+            tables += place_pages(rig, reference, row, on_gpu[row])
+        for row, page in flips:  # a page leaves the GPU or comes back
+            block = 0 if reference.resident_pages[row, page] else 1 + row * PAGES + page
+            reference.resident_pages[row, page] = block
+            tables += (resident(row, page, block),)
+        for row, page in moves:  # the page is in another host page from now on
+            to = reference.host_pages[row, page] ^ 32
+            rig.put("host", row, page, to)
+            reference.host_pages[row, page] = to
+            reference.forget_page(row, page)
+            tables += (host(row, page, to),)
+        rig.begin(resets=resets, tables=tables)
+        tables = ()
+        top = np.array(picks, dtype=np.int64).reshape(len(rows), width)
+        pending = rig.gather(step_rows(rows), top)
+        rig.end()
+        answers = reference.resolve(rows, picks, rig.step)
+        for layer, value in pending.items():
+            assert (value.result() == expect(rows, top, layer)).all()
+        for group in rig.worker.groups:
+            plan = group.calls[0].plan
+            for i, line in enumerate(answers):
+                for j, physical in enumerate(line):
+                    assert physical is None or plan.physical[i, j] == physical
+        check_state(rig, reference)
+    for group, layers in enumerate(rig.config.layout.index_groups):
+        counts = rig.worker.group_statistics(group)
+        assert counts["host_rows"] == len(reference.host_reads) * len(layers)
+        assert counts["host_bytes"] == counts["host_rows"] * 8
