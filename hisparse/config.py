@@ -161,9 +161,18 @@ class HiSparseConfig(_Model):
     def max_index_blocks(self) -> int:
         return ceil_div(self.max_pages, self.index_pages_per_block)
 
-    def window_pages(self, rows: int) -> int:
-        """Resident pages a request needs to advance by `rows`: those rows and the open tail."""
-        return ceil_div(rows + self.schedule.lookahead_rows, self.pools.page_size) + 1
+    @property
+    def window_pages(self) -> int:
+        """Resident pages that let a request advance: the open tail, and the page after it."""
+        return ceil_div(1 + self.schedule.lookahead_rows, self.pools.page_size) + 1
+
+    @property
+    def step_pages(self) -> int:
+        """Pages that the rows of one step fill: what admission leaves for prompts to pass through.
+
+        Shared by all requests, since they share the rows of a step.
+        """
+        return ceil_div(self.schedule.step_rows, self.pools.page_size)
 
     def steady_blocks(self, tokens: int) -> int:
         """GPU blocks that a request of `tokens` tokens needs to be sure to finish."""
@@ -171,7 +180,7 @@ class HiSparseConfig(_Model):
         index = ceil_div(pages, self.index_pages_per_block)
         if not self.offload:
             return pages + index
-        return min(pages, self.window_pages(self.schedule.prefill_chunk)) + index + self.hot_blocks
+        return min(pages, self.window_pages) + index + self.hot_blocks
 
     @model_validator(mode="after")
     def _pools_hold_one_request(self) -> HiSparseConfig:

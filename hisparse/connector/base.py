@@ -33,7 +33,7 @@ class SupportsHMA(ABC):
         """All groups of the request may be released (or kept, at the connector's will)."""
 
 
-class KVConnectorBase_V1(ABC):  # noqa: N801  (the field's name)
+class KVConnectorBase_V1(ABC):
     """One role of a connector. Calls of the other role raise UsageError."""
 
     def __init__(self, role: KVConnectorRole) -> None:

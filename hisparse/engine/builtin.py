@@ -17,7 +17,7 @@ that no compiler fuses them.
     weights    integers in [-127, 127], as float32        K * 127**2 < 2**24, checked
     operands   of every matmul: at most 8 significant bits, so TF32 or bf16 products are exact too
     cached row int8: 96 latents | 32 roped                128 B a token and layer
-    index row  int8: 32                                   32 B a token and group (1/12 of 6 rows)
+    index row  int8: 20                                   20 B a token and group (1/19 of 6 rows)
 
 Order in a layer: the step's rows are written, the leader selects, the cache gathers, attention
 runs. A token therefore sees itself and the earlier tokens of its own chunk.
@@ -45,7 +45,7 @@ ROPE = 32
 ROW = LATENT + ROPE
 MLP = 256
 INDEX_HEADS = 4
-INDEX_WIDTH = 32
+INDEX_WIDTH = 20
 GROUPS = ((0, 1, 2), (3, 4, 5))
 
 QMAX = 127

@@ -20,6 +20,7 @@ from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import InvariantViolation
+from hisparse.fsm.machines import RequestState
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
@@ -165,7 +166,7 @@ class ReferenceEngine:
         """(request row, request, rows to compute): decodes first, then prompts by arrival."""
         state, schedule = self.coordinator.state, self.coordinator.config.schedule
         running = [q for q in state.by_row if q is not None and q.live]
-        running.sort(key=lambda q: (bool(state.rows.prefilling[q.row]), q.arrived_seq))
+        running.sort(key=lambda q: (q.state is not RequestState.DECODE, q.arrived_seq))
         room, batch = schedule.step_rows, []
         for request in running:
             served, row = self.live[request.key], request.row

@@ -54,6 +54,7 @@ class RunConfig(BaseModel):
     trace: Path | None = None
     requests: int = Field(default=24, gt=0)
     scale: float = Field(default=0.05, gt=0, le=1)
+    step_ms: float = Field(default=25.0, gt=0, description="arrival clock: virtual ms a step takes")
     device: str = "cpu"
     gpu_blocks: int | None = Field(default=None, gt=1)
     host_pool_gib: float = Field(default=0.25, gt=0)
@@ -202,6 +203,7 @@ class Job:
             runner,
             eos=self.model.eos,
             salt=f"builtin-{self.config.seed}".encode(),
+            step_ms=self.config.step_ms,
         )
         oracle.engine = engine
 
@@ -316,6 +318,7 @@ class Job:
             HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator),
             RecordedRunner(next_token),
             eos=self.model.eos,
+            step_ms=self.config.step_ms,
         )
         engine.run(self.workload, abort_at=self.aborts)
         return engine.peaks

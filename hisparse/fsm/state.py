@@ -132,7 +132,6 @@ class RowColumns:
         self.published = np.zeros(n, dtype=np.int64)  # leading pages findable by prefix
         self.pages = np.zeros(n, dtype=np.int64)  # leading pages that were given a place
         self.pages_max = np.zeros(n, dtype=np.int64)  # pages of the request at its longest
-        self.prefilling = np.zeros(n, dtype=np.bool_)
         self.last_step = np.zeros(n, dtype=np.int64)
         self.resident = np.zeros(n, dtype=np.int32)  # entries of the resident table in use
         self.index = np.zeros(n, dtype=np.int32)

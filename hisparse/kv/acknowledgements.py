@@ -15,7 +15,7 @@ from hisparse.errors import ProtocolError
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import PageTrigger
 from hisparse.fsm.state import State, Transfer
-from hisparse.fsm.wire import Ack, Acknowledgements, AckKind, TransferKind
+from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, TransferKind
 from hisparse.kv.decision import Decision, ints
 from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
 from hisparse.kv.lifecycle import end_request

@@ -88,6 +88,8 @@ def _binding(state: State, request: Request) -> Binding | None:
             return ("host_pages", need, have)
     need = config.steady_blocks(request.max_tokens)
     need += len(_cached_index_sources(state, request, hit))
+    if config.offload and state.rows.live.any():
+        need += config.step_pages
     if spare(state) < need:
         return ("gpu_blocks", need, spare(state))
     return None

@@ -26,9 +26,7 @@ def window_need(state: State) -> I64:
     if not config.offload:
         need = rows.pages_max
     else:
-        wide = config.window_pages(config.schedule.prefill_chunk)
-        window = np.where(rows.prefilling, wide, config.window_pages(1))
-        need = np.minimum(rows.pages_max, window)
+        need = np.minimum(rows.pages_max, config.window_pages)
     owed: I64 = np.where(rows.live, need, 0)
     return owed
 

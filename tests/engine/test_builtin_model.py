@@ -73,8 +73,8 @@ def test_chunk_size_changes_no_bit(model: BuiltinModel, chunk: int) -> None:
 
 def test_bits_are_the_same_on_every_machine(model: BuiltinModel) -> None:
     logits, rows = prefill(model, prompt(13, 100), 100)
-    assert zlib.crc32(logits.astype("<f4").tobytes()) == 2880237369
-    assert zlib.crc32(rows.tobytes()) == 3495986788
+    assert zlib.crc32(logits.astype("<f4").tobytes()) == 3665645439
+    assert zlib.crc32(rows.tobytes()) == 3078546342
 
 
 def test_company_and_order_change_no_bit(model: BuiltinModel) -> None:
@@ -170,12 +170,12 @@ def test_next_token_follows_the_context(model: BuiltinModel) -> None:
     assert len(following) >= 10
 
 
-def test_index_rows_cost_a_twelfth(model: BuiltinModel) -> None:
+def test_index_rows_cost_at_most_a_twelfth(model: BuiltinModel) -> None:
     layout = model.layout
     assert layout.index_groups == ((0, 1, 2), (3, 4, 5)) and layout.leaders == (0, 3)
     index = len(layout.index_groups) * layout.index_row_bytes
     assert index * 12 <= layout.layers * layout.row_bytes
-    assert (layout.row_bytes, layout.index_row_bytes) == (128, 32)
+    assert (layout.row_bytes, layout.index_row_bytes) == (128, builtin.INDEX_WIDTH)
 
 
 def test_selection_is_sorted_causal_and_padded(model: BuiltinModel) -> None:
@@ -195,8 +195,8 @@ def test_top_k_ties_prefer_the_earlier_position() -> None:
     model = BuiltinModel(seed=0, top_k=8, max_model_len=64)
     random = np.random.RandomState(1)
     for total, m in [(5, 3), (8, 8), (9, 9), (40, 6), (64, 1)]:
-        q = random.randint(-1, 2, size=(4, m, 32))
-        keys = random.randint(-1, 2, size=(total, 32))
+        q = random.randint(-1, 2, size=(4, m, builtin.INDEX_WIDTH))
+        keys = random.randint(-1, 2, size=(total, builtin.INDEX_WIDTH))
         keys[:, 3:] = 0  # few distinct scores: many ties
         out = torch.full((m, 8), builtin.MAX_POSITIONS)
         model._best(torch.tensor(q).float(), torch.tensor(keys).float(), out)

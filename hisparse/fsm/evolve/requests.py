@@ -37,7 +37,6 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     rows.computed[e.row] = rows.planned[e.row] = e.hit_tokens
     rows.pages[e.row] = e.hit_tokens // state.config.pools.page_size
     rows.pages_max[e.row] = ceil_div(request.max_tokens, state.config.pools.page_size)
-    rows.prefilling[e.row] = True
 
 
 def step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
@@ -63,12 +62,11 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
     for row, count in zip(e.rows, e.counts, strict=True):
         before = int(rows.computed[row])
         after = before + count
-        assert 0 <= count and after <= rows.planned[row], (row, before, count, rows.planned[row])
+        assert count >= 0 and after <= rows.planned[row], (row, before, count, rows.planned[row])
         rows.computed[row] = rows.planned[row] = after
         request = state.request_of(row)
         if before < request.prompt_tokens <= after:
             move(request, RequestTrigger.decoded, seq)
-            rows.prefilling[row] = False
         for page in range(before // page_size, after // page_size):
             register_index_page(state, request, page)
 
@@ -132,7 +130,6 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
         assert not state.table(table)[e.row].any(), f"{request.key} still names {table.name} ids"
     state.by_row[e.row] = None
     rows.used[e.row] = False
-    rows.prefilling[e.row] = False
     counters = (rows.computed, rows.planned, rows.published, rows.last_step, rows.pages)
     for column in (*counters, rows.pages_max):
         column[e.row] = 0

@@ -33,7 +33,7 @@ class Checker:
     def __init__(self, config: HiSparseConfig, keep: int = 100) -> None:
         self.run = Run(config.pools.page_size, config.index_pages_per_block, config.ranks)
         self.violations: deque[Violation] = deque(maxlen=keep)
-        self.checked = {name: 0 for name in (*RUN_CHECKS, *STATE_CHECKS)}
+        self.checked = dict.fromkeys((*RUN_CHECKS, *STATE_CHECKS), 0)
 
     def event(self, seq: int, event: Event) -> list[Violation]:
         """Check `event`, about to happen as `seq`, then take it in."""
