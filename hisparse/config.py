@@ -73,7 +73,7 @@ class PolicyConfig(_Model):
     write_back: Literal["eager", "on_pressure"] = "eager"
     top_k: int = Field(default=2048, gt=0)
     hot_rows: int = Field(default=4096, gt=0, description="rows of a request's hot region")
-    watermark_blocks: int = Field(default=0, ge=0, description="GPU blocks kept free beyond promises")
+    watermark_blocks: int = Field(default=0, ge=0, description="blocks kept free beyond promises")
 
     @model_validator(mode="after")
     def _hot_holds_top_k(self) -> PolicyConfig:
@@ -86,13 +86,13 @@ class PolicyConfig(_Model):
 
 
 class ScheduleConfig(_Model):
-    """Limits of the serving loop that admission must know."""
+    """Limits of the serving loop that admission must know; lookahead rows are for speculation."""
 
     max_requests: int = Field(default=256, gt=0, description="requests that hold a row at once")
     max_model_len: int = Field(gt=0, description="tokens of the longest request")
-    prefill_chunk: int = Field(default=64, gt=0, description="most prompt rows a request gets in a step")
+    prefill_chunk: int = Field(default=64, gt=0, description="most prompt rows a request gets a step")
     step_rows: int = Field(default=256, gt=0, description="most rows in a step, over all requests")
-    lookahead_rows: int = Field(default=0, ge=0, description="rows beyond the next token (speculation)")
+    lookahead_rows: int = Field(default=0, ge=0, description="rows beyond the next token")
 
 
 class LogConfig(_Model):

@@ -1,10 +1,10 @@
-"""A rank's acknowledgement stream, read by cursor.
+"""A rank's acknowledgement stream, read by the scheduler's cursor.
 
-Owns the acknowledgements that the scheduler has not yet let go. Seqs count up from 1; a reader at
-cursor c (the last seq it took) asks for what comes after it. A lost message is read again from the
-same cursor; a duplicate carries seqs that the reader already has, and is inert there.
+Owns the acknowledgements that the scheduler has not said it took in. Seqs count up from 1. All of
+them go out with every message, so that a lost one is sent again by itself; a duplicate carries seqs
+that the reader already has, and is inert there.
 
-    dropped by trim   kept                     not made yet
+    dropped by trim   pending                  not made yet
     [1 .. first)      [first .. last]          (last ..
 """
 
@@ -32,17 +32,11 @@ class AckStream:
         self._acks.append(ack)
         return self.last_seq
 
-    def since(self, seq: int) -> Acknowledgements | None:
-        """Everything after `seq`, or None. Raises ProtocolError outside what is kept."""
-        if not self._first - 1 <= seq <= self.last_seq:
-            raise ProtocolError(
-                f"rank {self.rank}: acknowledgement cursor {seq} is outside "
-                f"{self._first - 1}..{self.last_seq}"
-            )
-        acks = tuple(self._acks[seq + 1 - self._first :])
-        if not acks:
+    def pending(self) -> Acknowledgements | None:
+        """Everything that was not trimmed, or None."""
+        if not self._acks:
             return None
-        return Acknowledgements(self.rank, self.worker_epoch, seq + 1, acks)
+        return Acknowledgements(self.rank, self.worker_epoch, self._first, tuple(self._acks))
 
     def trim(self, seq: int) -> None:
         """Drop everything up to and with `seq`: the scheduler has it. Trimmed twice is inert."""

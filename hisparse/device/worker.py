@@ -97,7 +97,6 @@ class HiSparseWorker:
         self._step: int | None = None
         self._last_step = -1
         self._closed = False
-        self._polled = 0
         self._highest_transfer = 0
         self._copies: dict[int, Event] = {}  # queued, event not yet seen; by transfer id
         self._pending: deque[tuple[SparseKVPageTransfer, Event, bool]] = deque()
@@ -139,6 +138,9 @@ class HiSparseWorker:
             group.begin_step(command.step)
         if command.transfers:
             self._queue_transfers(command)
+        for rank, seq in command.acked:
+            if rank == self.rank:
+                self.acks.trim(seq)
         self._counts["commands"] += 1
 
     def end_step(self, step: int) -> None:
@@ -153,11 +155,11 @@ class HiSparseWorker:
         self._steps.append((step, self.calls.record(self.device.compute)))
         self._last_step, self._step = step, None
 
-    def poll(self, since: int | None = None) -> Acknowledgements | None:
+    def poll(self) -> Acknowledgements | None:
         """What can be acknowledged by now; never blocks.
 
-        Returns everything after seq `since`, by default after what the last poll returned; None
-        if there is nothing. A step's RETIRED comes after the COMPLETED of its restores.
+        Returns everything that no command has said was taken in (so that a message that got lost
+        is sent again by itself, and duplicates are inert at the scheduler); None if nothing is. A step's RETIRED comes after the COMPLETED of its restores.
         """
         retired: list[int] = []
         while self._steps and self.device.query(self._steps[0][1]):
@@ -176,13 +178,7 @@ class HiSparseWorker:
         self._pending = still
         for step in retired:
             self._append(Ack(AckKind.RETIRED, step))
-        taken = self.acks.since(self._polled if since is None else since)
-        self._polled = self.acks.last_seq
-        return taken
-
-    def trim(self, seq: int) -> None:
-        """The scheduler has taken acknowledgements up to `seq`: they need not be read again."""
-        self.acks.trim(seq)
+        return self.acks.pending()
 
     def close(self) -> None:
         """Drop both pools. Idempotent. Work still queued is not waited for."""
@@ -267,6 +263,12 @@ class HiSparseWorker:
             )
         if command.step <= self._last_step:
             raise ProtocolError(f"step {command.step} after step {self._last_step}")
+        for rank, seq in command.acked:
+            if rank == self.rank and seq > self.acks.last_seq:
+                raise ProtocolError(
+                    f"rank {rank}: acknowledgements taken up to {seq}, this rank sent "
+                    f"{self.acks.last_seq}"
+                )
         late = [i for i in command.fences if i > self._highest_transfer]
         if late:
             raise ProtocolError(f"fences {late}: this worker epoch never queued them")

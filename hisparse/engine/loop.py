@@ -3,9 +3,9 @@
 A serving loop as an engine author would write it: it owns queues, tokens and sampling, and knows
 nothing of pages' places. What crosses between the connector's two roles passes through unread.
 
-    arrivals ─► admit ─► grow ─► plan_step ─► connector meta ─► worker ─► forward ─► accept ─► finish
-                                                  ▲                                    │
-                                                  └──────── connector output ◄─────────┘
+    arrivals ─► admit ─► grow ─► plan_step ─► connector meta ─► worker ─► forward ─► accept, finish
+         ▲                                                                  │
+         └─────────────────────── connector output ◄────────────────────────┘
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class ReferenceEngine:
         if self._stalled > STALL_STEPS_MAX:
             raise InvariantViolation(
                 "progress",
-                f"{len(state.requests)} requests are held, nothing was computed for {self._stalled} steps",
+                f"{len(state.requests)} requests are held, nothing computed for {self._stalled} steps",
                 seq=state.seq,
             )
 

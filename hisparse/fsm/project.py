@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockTrigger, PageTrigger
 from hisparse.fsm.wire import (
@@ -45,6 +43,7 @@ class Projection:
         self.poison_hosts: dict[int, None] = {}
         self.index_copies: list[IndexCopy] = []
         self.transfers: list[SparseKVPageTransfer] = []
+        self.acked: dict[int, int] = {}
 
     def _set(self, table: Table, row: int, entries: Iterable[int], values: Iterable[int]) -> None:
         """Table updates, adjacent entries in one."""
@@ -67,6 +66,8 @@ class Projection:
         match e:
             case ev.StepPlanned():
                 self.step = e.step
+            case ev.AcknowledgementsTaken():
+                self.acked[e.rank] = e.last_seq
             case ev.RequestAdmitted():
                 self.resets.append(e.row)
             case ev.PrefixLeased():
@@ -141,6 +142,7 @@ class Projection:
             poison_hosts=tuple(self.poison_hosts),
             index_copies=tuple(self.index_copies),
             transfers=tuple(self.transfers),
+            acked=tuple(self.acked.items()),
         )
 
 
@@ -156,15 +158,3 @@ def project(
     for seq, event in events:  # noqa: B007  (the last seq is the command's to_seq)
         projection.add(event)
     return projection.command(worker_epoch, from_seq, seq)
-
-
-def apply_tables(
-    command: SparseKVOffloadCommand, tables: tuple[np.ndarray, ...]
-) -> None:
-    """What a command does to a worker's tables, for checks that compare them with the scheduler."""
-    for row in command.resets:
-        for table in tables:
-            table[row] = 0
-    for update in command.tables:
-        end = update.entry + len(update.ids)
-        tables[update.table][update.row, update.entry : end] = update.ids

@@ -80,6 +80,9 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     4. `poison_blocks`, `poison_hosts`: freed since the last command (only with checks on).
     5. `index_copies`: GPU -> GPU copies of shared indexer pages.
     6. `transfers`: page copies to queue.
+
+    `acked` says, as (rank, seq) pairs, up to where the scheduler has taken each rank's
+    acknowledgements in: they need not be kept or sent again.
     """
 
     step: int
@@ -93,6 +96,7 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     poison_hosts: tuple[int, ...] = ()
     index_copies: tuple[IndexCopy, ...] = ()
     transfers: tuple[SparseKVPageTransfer, ...] = ()
+    acked: tuple[tuple[int, int], ...] = ()
 
 
 class AckKind(enum.IntEnum):

@@ -168,7 +168,7 @@ def _share_index(state: State, request: Request, hit: int, cause: int) -> Decisi
     )
 
 
-# -- latent rows of the hit: where a GPU copy lives, adopt it; while there is room, restore ---------
+# -- latent rows of the hit: where a GPU copy lives, adopt it; while there is room, restore -------
 
 
 def _place_hit(state: State, row: int, hit: int, cause: int) -> Decision[None]:

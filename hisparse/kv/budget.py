@@ -23,11 +23,8 @@ I64 = npt.NDArray[np.int64]
 def window_need(state: State) -> I64:
     """int64 [rows]: resident pages promised to each live row, 0 for the others."""
     config, rows = state.config, state.rows
-    if not config.offload:
-        need = rows.pages_max
-    else:
-        need = np.minimum(rows.pages_max, config.window_pages)
-    owed: I64 = np.where(rows.live, need, 0)
+    window = np.minimum(rows.pages_max, config.window_pages)
+    owed: I64 = np.where(rows.live, window if config.offload else rows.pages_max, 0)
     return owed
 
 

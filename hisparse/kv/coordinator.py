@@ -45,7 +45,7 @@ class HiSparseCoordinator:
 
     def __init__(self, config: HiSparseConfig, log: EventLog) -> None:
         if log.next_seq != 1:
-            raise UsageError(f"the log already holds events up to {log.next_seq - 1}: fold it first")
+            raise UsageError(f"the log holds events up to {log.next_seq - 1}: use a fresh one")
         self.config = config
         self.log = log
         self.state = State(config)
@@ -87,7 +87,7 @@ class HiSparseCoordinator:
         """
         for key, other in self.state.requests.items():
             if key[0] == request and (other.live or other.state is RequestState.WAITING):
-                raise UsageError(f"request {request!r} is still live (epoch {key[1]}): end it first")
+                raise UsageError(f"request {request!r} (epoch {key[1]}) is live: end it first")
         if not 1 <= prompt_tokens < max_tokens:
             raise UsageError(
                 f"request {request!r}: prompt_tokens={prompt_tokens} must be at least 1 and below "

@@ -1,8 +1,8 @@
-"""The ends of a request: rows accepted and pages sealed, then finish, abort or preempt, then drain.
+"""The ends of a request: rows accepted and pages sealed, then finish, abort or preempt, and drain.
 
-At an end the request's leases are handed over in the same decision: pages with a copy under way stay
-leased to it (the copy still publishes), everything else on the GPU goes back at once, since all
-writers are stream-ordered. Host pages go back when every rank has retired the last step that could
+At an end the request's leases are handed over in the same decision: pages with a copy under way
+stay leased to it (the copy still publishes), everything else on the GPU goes back at once, since
+all writers are stream-ordered. Host pages go back when every rank has retired the last step that could
 read them and every transfer has settled; only then is the row free for another request.
 """
 

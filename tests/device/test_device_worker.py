@@ -104,43 +104,44 @@ def test_steps_must_pair():
 def test_enqueued_at_once_completed_and_retired_when_seen():
     rig = Rig(lag=1.0)
     rig.run_step(tables=(resident(0, 0, 1),), transfers=(spill(7, 1, 1), restore(8, 2, 3)))
-    assert kinds(rig.worker.poll()) == [("ENQUEUED", 7), ("ENQUEUED", 8)]
-    assert rig.worker.poll() is None
+    queued = [("ENQUEUED", 7), ("ENQUEUED", 8)]
+    assert kinds(rig.worker.poll()) == queued
     rig.device.synchronize()
-    assert kinds(rig.worker.poll()) == [("COMPLETED", 7), ("COMPLETED", 8), ("RETIRED", 1)]
+    seen = [("COMPLETED", 7), ("COMPLETED", 8), ("RETIRED", 1)]
+    assert kinds(rig.worker.poll()) == queued + seen
 
 
 def test_steps_retire_in_order_and_after_their_restores():
     for seed in range(50):
         rig = Rig(seed=seed, lag=0.7)
-        seen = []
         for step in range(1, 6):
             rig.run_step(transfers=(restore(step, step, step),))
-            seen += kinds(rig.worker.poll())
+            rig.worker.poll()
         rig.device.synchronize()
-        seen += kinds(rig.worker.poll())
+        seen = kinds(rig.worker.poll())
         assert [i for kind, i in seen if kind == "RETIRED"] == [1, 2, 3, 4, 5]
         for step in range(1, 6):
             places = [seen.index((k, step)) for k in ("ENQUEUED", "COMPLETED", "RETIRED")]
             assert places == sorted(places)
 
 
-def test_a_lost_acknowledgement_is_read_again_until_trimmed():
+def test_acknowledgements_are_sent_until_a_command_says_they_were_taken():
     rig = Rig()
     rig.run_step(transfers=(spill(1, 1, 1),))
     rig.device.synchronize()
     first = rig.worker.poll()
     assert first.first_seq == 1 and first.last_seq == 3
-    assert rig.worker.poll() is None
-    assert rig.worker.poll(since=0) == first
-    assert rig.worker.poll(since=1).acks == first.acks[1:]
-    rig.worker.trim(2)
-    rig.worker.trim(2)
-    with pytest.raises(ProtocolError, match=r"cursor 1 is outside 2\.\.3"):
-        rig.worker.poll(since=1)
-    assert rig.worker.poll(since=2).first_seq == 3
-    with pytest.raises(ProtocolError, match="cannot trim"):
-        rig.worker.trim(4)
+    assert rig.worker.poll() == first, "the first message may have got lost"
+    rig.run_step(acked=((0, 2), (1, 99)))
+    again = rig.worker.poll()
+    assert again.first_seq == 3 and again.acks[0] == first.acks[2]
+
+
+def test_a_command_cannot_have_taken_what_was_never_sent():
+    rig = Rig()
+    with pytest.raises(ProtocolError, match="taken up to 4, this rank sent 0"):
+        rig.worker.begin_step(rig.command(acked=((0, 4),)))
+    assert rig.worker.to_seq == 0
 
 
 def test_a_failed_copy_leaves_its_destination_untouched():

@@ -45,6 +45,6 @@ INVARIANTS: tuple[Invariant, ...] = (
     ),
     Invariant("replay_equal", "live", "the fold of the log is the live state, byte for byte"),
     Invariant("table_truth", "live", "the worker's tables equal the scheduler's"),
-    Invariant("content", "device", "the bytes that attention reads are the bytes that were written"),
+    Invariant("content", "device", "attention reads the bytes that were written"),
     Invariant("disjoint_views", "device", "views of layers and groups never overlap"),
 )

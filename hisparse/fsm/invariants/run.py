@@ -170,7 +170,7 @@ _TAKE: dict[type[ev.Event], Callable[[Run, Any], None]] = {
 }
 
 
-# -- the invariants ---------------------------------------------------------------------------------
+# -- the invariants -------------------------------------------------------------------------------
 
 
 def spill_before_free(run: Run, e: ev.Event) -> Iterator[str]:
@@ -193,8 +193,8 @@ def spill_before_free(run: Run, e: ev.Event) -> Iterator[str]:
             answered = planned.enqueued | planned.completed
             if planned.failed or answered & planned.readers != planned.readers:
                 yield (
-                    f"block {block} is given back, its copy (transfer {ident}) is enqueued on ranks "
-                    f"{answered:b} of {planned.readers:b}"
+                    f"block {block} is given back, its copy (transfer {ident}) is enqueued on "
+                    f"ranks {answered:b} of {planned.readers:b}"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Invariants of one state. Each yields a message per fault and looks at nothing but its argument."""
+"""Invariants of one state: each yields a message per fault and looks only at its argument."""
 
 from __future__ import annotations
 
