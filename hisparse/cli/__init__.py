@@ -1,0 +1,34 @@
+"""The command line: thin, one module a verb. Data on stdout, talk on stderr.
+
+Owns      argument syntax and exit codes: 0 fine, 1 a violation or loss was found, 2 the call or its
+          input cannot be used, 3 recovered with loss. No verb ends in a traceback for bad input.
+Needs     click. Torch is imported inside `run`, so that log verbs work on a machine without it.
+"""
+
+from __future__ import annotations
+
+import click
+
+from hisparse import __version__
+from hisparse.cli.errors import OneLineGroup
+from hisparse.cli.replay import replay
+from hisparse.cli.run import run
+from hisparse.cli.trace import trace
+
+
+@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hisparse")
+def cli() -> None:
+    """HiSparse local KV offload, as an event-sourced state machine.
+
+    Example: hisparse run --requests 8
+    """
+
+
+for command in (run, replay, trace):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The console script `hisparse`."""
+    cli(prog_name="hisparse")

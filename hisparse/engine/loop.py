@@ -134,6 +134,20 @@ class ReferenceEngine:
         self.coordinator.abort(served.request, served.epoch)
         self._close(served, "aborted")
 
+    def preempt(self, served: Served) -> None:
+        """Take a running request off the GPU; it comes back at the end of the queue, under a new
+        epoch, and finds by prefix what it had computed and what was durable."""
+        self.coordinator.preempt(*served.key)
+        del self.live[served.key]
+        hashes = self.hasher.extend(b"", served.tokens)
+        served.parent = hashes[-1] if hashes else b""
+        served.hashed = len(hashes)
+        total = served.prompt_tokens + served.max_new
+        served.epoch = self.coordinator.arrive(
+            served.request, len(served.tokens), total, hashes
+        )
+        self.live[served.key] = served
+
     def _close(self, served: Served, outcome: str) -> None:
         served.outcome = outcome
         self.live.pop(served.key, None)

@@ -12,10 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from hisparse.config import (
     HiSparseConfig,
@@ -32,6 +29,7 @@ from hisparse.device import open_device
 from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.loop import Peaks, ReferenceEngine, Served
+from hisparse.engine.options import RunConfig, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
 from hisparse.engine.trace import WorkloadRequest, generate_trace, read_trace, scale_trace
@@ -44,47 +42,6 @@ from hisparse.fsm.log_disk import open_log
 from hisparse.kv.coordinator import HiSparseCoordinator
 
 Progress = Callable[[str, int, int], None]
-
-
-class RunConfig(BaseModel):
-    """Options of `hisparse run`; each maps to one field of HiSparseConfig or of the workload."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    trace: Path | None = None
-    requests: int = Field(default=24, gt=0)
-    scale: float = Field(default=0.05, gt=0, le=1)
-    step_ms: float = Field(default=25.0, gt=0, description="arrival clock: virtual ms a step takes")
-    device: str = "cpu"
-    gpu_blocks: int | None = Field(default=None, gt=1)
-    host_pool_gib: float = Field(default=0.25, gt=0)
-    page_size: int = Field(default=16, gt=0)
-    top_k: int = Field(default=16, gt=0)
-    hot_rows: int = Field(default=32, gt=0)
-    write_back: Literal["eager", "on_pressure"] = "eager"
-    policy: Literal["hybrid"] = "hybrid"
-    abort_rate: float = Field(default=0.0, ge=0, le=1)
-    spec: int = Field(default=0, ge=0)
-    graph: bool = False
-    model: str = "builtin"
-    record_selections: bool = False
-    log: LogConfig = LogConfig()
-    verify: bool = True
-    seed: int = 0
-
-
-def refuse_unbuilt(config: RunConfig) -> None:
-    """Options of the contract that no code stands behind yet. Raises ConfigError."""
-    unbuilt = {
-        "spec": config.spec > 0,
-        "graph": config.graph,
-        "record_selections": config.record_selections,
-        "model": config.model != "builtin",
-    }
-    for name, asked in unbuilt.items():
-        if asked:
-            value = getattr(config, name)
-            raise ConfigError(f"{name}={value!r} is not built yet: leave it at its default")
 
 
 def load_workload(config: RunConfig, model: BuiltinModel) -> list[WorkloadRequest]:

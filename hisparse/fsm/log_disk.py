@@ -21,10 +21,7 @@ the same bytes, but a writer that dies first, and reopens, may give those seqs t
 from __future__ import annotations
 
 import contextlib
-import errno
-import itertools
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,109 +31,21 @@ import msgspec
 
 from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
-from hisparse.fsm.codec import (
-    Codec,
-    Frame,
-    LoggedEvent,
-    SegmentHeader,
-    encode_frame,
-    encode_header,
-)
-from hisparse.fsm.cursor import CHUNK_BYTES, FrameWalk, Loss, Segment, segment_numbers
+from hisparse.fsm.codec import Codec, LoggedEvent, SegmentHeader, encode_frame
 from hisparse.fsm.log import (
-    Disk,
     EventLog,
     LogStatistics,
     MemoryLog,
-    OsDisk,
     Positioned,
     check_range,
     read_chunks,
 )
+from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_reader import DiskReader, Loss
+from hisparse.fsm.log_writer import SegmentWriter, recover
 
 Fsync = Literal["never", "interval", "commit"]
 _STREAM = re.compile(r"[a-z0-9][a-z0-9._-]*")
-
-
-class DiskReader:
-    """Reads a log's committed frames, in any process, while it is being written or after.
-
-    `loss` says where the last read stopped before the end of the files, if it did. `strict` raises
-    LogError there instead, unless it is a torn tail (a live writer leaves one for moments). Follow
-    a live log with a `LogCursor`, one a reader: a second one at another place makes it seek.
-    """
-
-    def __init__(
-        self, directory: Path, codec: Codec, *, strict: bool = True, disk: Disk | None = None
-    ) -> None:
-        self._disk: Disk = disk or OsDisk()
-        self._directory, self._codec, self._strict = Path(directory), codec, strict
-        self._walk: FrameWalk | None = None
-        self._front = 0  # seq of the first frame in _ahead, or of the next that _walk gives
-        self._ahead: list[Frame] = []
-        self.loss: Loss | None = None
-
-    def frames(self, from_seq: int = 1) -> Iterator[Frame]:
-        """(seq, kind, body) from `from_seq` (0: the oldest) to the end as of now, undecoded."""
-        walk = FrameWalk(self._disk, self._directory, from_seq)
-        try:
-            while found := self._next(walk):
-                yield from found
-        finally:
-            walk.close()
-
-    def read(self, from_seq: int = 1) -> Iterator[tuple[int, LoggedEvent]]:
-        """(seq, event) from `from_seq` to the end as of now. Raises LogError as `frames` does."""
-        for seq, kind, body in self.frames(from_seq):
-            yield seq, self._decode(seq, kind, body)
-
-    def __iter__(self) -> Iterator[tuple[int, LoggedEvent]]:
-        return self.read()
-
-    def since(self, position: int, upto: int | None = None) -> list[tuple[int, LoggedEvent]]:
-        """Events of seqs in ``(position, upto]``, or all that are committed. LogError at a gap."""
-        passed = position + 1 - self._front
-        if self._walk is None or not 0 <= passed <= len(self._ahead):
-            self.close()
-            self._walk, passed = FrameWalk(self._disk, self._directory, position + 1), 0
-        del self._ahead[:passed]
-        self._front = position + 1
-        want = sys.maxsize if upto is None else max(upto - position, 0)
-        while len(self._ahead) < want and (found := self._next(self._walk)):
-            self._ahead.extend(found)
-        return [(seq, self._decode(seq, kind, body)) for seq, kind, body in self._ahead[:want]]
-
-    def register(self, cursor: Positioned) -> None:
-        """A reader keeps nothing for a cursor, which may also wait for what is not written yet."""
-
-    def unregister(self, cursor: Positioned) -> None:
-        self.close()
-
-    def consumed(self) -> None:
-        """Nothing is dropped here."""
-
-    def close(self) -> None:
-        """Close the files; a later read opens them again."""
-        self._ahead.clear()
-        if self._walk is not None:
-            self._walk.close()
-            self._walk = None
-
-    def _decode(self, seq: int, kind: int, body: bytes) -> LoggedEvent:
-        try:
-            return self._codec.decode(kind, body)
-        except LogError as error:
-            raise LogError(f"event {seq} of log {self._directory.name!r}: {error}") from error
-
-    def _next(self, walk: FrameWalk) -> list[Frame]:
-        try:
-            found = walk.frames()
-        except OSError as error:
-            raise LogError(f"cannot read log {self._directory.name!r}: {error.strerror}") from error
-        self.loss = walk.loss
-        if self._strict and walk.loss is not None and not walk.loss.torn:
-            raise LogError(str(walk.loss))
-        return found
 
 
 class _Committed:
@@ -184,7 +93,8 @@ class DiskLog:
         self._pending: list[bytes] = []
         self._encode = codec.encode
         self._reader = DiskReader(self._directory, codec, disk=self._disk)
-        self._fd, self._closed, self._dirty = -1, False, False
+        self._segment: SegmentWriter | None = None  # the one that is written to
+        self._lock, self._closed = -1, False
         self._commits = self._failed = self._failed_rotations = self._syncs = self._written = 0
         self.loss: Loss | None = None
         try:
@@ -243,25 +153,24 @@ class DiskLog:
             raise UsageError("the log is closed")
         if self._pending:
             data = b"".join(self._pending)
+            sync = self._fsync == "commit"
             try:
-                self._write_batch(data)
+                self._open_segment.write(data, sync=sync)
             except OSError as error:
                 self._failed += 1
-                with contextlib.suppress(OSError):  # else the retry truncates first
-                    self._disk.truncate(self._fd, self._size)
-                    self._dirty = False
                 raise self._error("write", error) from error
-            self._size += len(data)
+            self._syncs += sync
             self._written += len(data)
             self._commits += 1
             self._pending.clear()
             self._memory.commit()
-            if self._fsync == "commit":
+            if sync:
                 self._synced = self.committed_seq
         if self._fsync == "interval" and self._synced < self.committed_seq and self._due():
             self._sync()
-        if self._size >= self._segment_bytes and self.committed_seq >= self._first:
-            self._roll()
+        here = self._open_segment
+        if here.size >= self._segment_bytes and self.committed_seq >= here.first_seq:
+            self._roll(here)
 
     def since(self, position: int, upto: int | None = None) -> list[tuple[int, LoggedEvent]]:
         """Events of seqs in ``(position, upto]``: from memory, or from disk where dropped there."""
@@ -338,69 +247,37 @@ class DiskLog:
             self._release()
 
     # -- files ------------------------------------------------------------------------------------
-    def _write_batch(self, data: bytes) -> None:
-        if self._dirty:  # a failed batch left bytes beyond the last good offset
-            self._disk.truncate(self._fd, self._size)
-        self._dirty = True
-        self._write_all(self._fd, data, self._size)
-        if self._fsync == "commit":
-            # After a failed fsync the kernel may call lost pages clean, so the retry writes anew.
-            self._disk.sync(self._fd)
-            self._syncs += 1
-        self._dirty = False
-
-    def _write_all(self, fd: int, data: bytes, offset: int) -> None:
-        view, done = memoryview(data), 0
-        while done < len(data):
-            count = self._disk.write(fd, view[done:], offset + done)
-            if not 0 < count <= len(data) - done:
-                raise OSError(errno.EIO, f"a write of {len(data) - done} B returned {count}")
-            done += count
-
     def _due(self) -> bool:
         # A clock set back counts as due: better one sync too many than none for hours.
         return not 0 <= self._clock() - self._last_sync < self._interval_s
 
     def _sync(self) -> None:
         try:
-            self._disk.sync(self._fd)
+            self._open_segment.sync()
         except OSError as error:
             raise self._error("sync", error) from error
         self._syncs += 1
         self._last_sync, self._synced = self._clock(), self.committed_seq
 
-    def _roll(self) -> None:
+    def _roll(self, old: SegmentWriter) -> None:
         """Seal the segment and open the next. A failure is counted, and tried at each commit."""
         assert not self._pending  # their checksums are salted for the old segment
-        old = self._fd
         try:
             if self._fsync != "never":
-                self._disk.sync(old)
+                old.sync()
                 self._synced = self.committed_seq
-            self._create(self._number + 1)
+            self._create(old.number + 1)
         except OSError:
             self._failed_rotations += 1  # what is committed is safe, and the segment still open
             return
-        self._disk.close(old)
+        old.close()
 
     def _create(self, number: int) -> None:
         header = self._header(number, self.committed_seq + 1)
-        data = encode_header(header)
-        path = self._directory / f"{number:08d}.seg"
-        temporary = path.with_suffix(".seg.tmp")
-        fd = self._disk.open(temporary, "replace")
-        try:
-            self._write_all(fd, data, 0)
-            if self._fsync != "never":
-                self._disk.sync(fd)
-            self._disk.rename(temporary, path)  # a reader never sees half of a header
-            if self._fsync != "never":
-                self._disk.sync_directory(self._directory)
-        except BaseException:
-            self._disk.close(fd)
-            raise
-        self._fd, self._number, self._first = fd, number, header.first_seq
-        self._size, self._seed = len(data), header.seed
+        made = SegmentWriter.create(
+            self._disk, self._directory, header, sync=self._fsync != "never"
+        )
+        self._segment, self._seed = made, made.seed
         self._segments += 1
 
     def _header(self, number: int, first_seq: int) -> SegmentHeader:
@@ -414,79 +291,39 @@ class DiskLog:
         )
 
     def _recover(self) -> None:
-        """Find the longest valid prefix, move the rest of the last segment aside, and go on."""
-        walk = FrameWalk(self._disk, self._directory, 0)
-        try:
-            while walk.frames():
-                pass
-            here, loss = walk.segment, walk.loss
-            last_seq, self._oldest = walk.next_seq - 1, walk.first_seq
-            if loss is not None:
-                if not loss.last_segment or (loss.offset == 0 and not loss.torn):
-                    raise LogError(f"{loss}; going on from there would hide what follows")
-                self._set_aside(loss)
-                self.loss = loss
-            self._memory = MemoryLog(self._ring, start=last_seq)
-            self._memory.pin(_Committed(self._memory))
-            self._synced = last_seq if self._fsync != "never" else 0
-            numbers = segment_numbers(self._disk, self._directory)
-            self._segments = len(numbers)
-            if here is not None and here.number == numbers[-1] and self._continues(here):
-                self._fd = self._disk.open(self._directory / here.name, "write")
-                self._number, self._first = here.number, walk.next_seq - here.count
-                self._size, self._seed = here.offset, here.seed
-                if self._fsync != "never":
-                    self._disk.sync(self._fd)
-            else:
-                self._create(numbers[-1] + 1 if numbers else 1)
-        finally:
-            walk.close()
+        """Go on behind the longest valid prefix; what followed it is moved aside."""
+        sync = self._fsync != "never"
+        found = recover(self._disk, self._directory, self._header, sync=sync)
+        self.loss, self._oldest, self._segments = found.loss, found.oldest_seq, found.segments
+        self._memory = MemoryLog(self._ring, start=found.last_seq)
+        self._memory.pin(_Committed(self._memory))
+        self._synced = found.last_seq if sync else 0
+        if found.segment is None:
+            self._create(found.last_number + 1)
+        else:
+            self._segment, self._seed = found.segment, found.segment.seed
+            if sync:
+                found.segment.sync()
 
-    def _continues(self, here: Segment) -> bool:
-        """Whether the header of `here` is still true of what this writer would add."""
-        header = here.header
-        assert isinstance(header, SegmentHeader)
-        mine = self._header(header.segment, header.first_seq)
-        return msgspec.structs.replace(mine, created=header.created) == header
-
-    def _set_aside(self, loss: Loss) -> None:
-        """Move the bytes from `loss.offset` on to a ``*.torn`` file: copied first, then cut off."""
-        taken = set(self._disk.names(self._directory))
-        names = (f"{loss.segment}.{loss.offset}.{n}.torn" for n in itertools.count())
-        aside = self._directory / next(name for name in names if name not in taken)
-        path = self._directory / loss.segment
-        if loss.offset == 0:  # not even a header
-            self._disk.rename(path, aside)
-            return
-        fd, side = self._disk.open(path, "write"), -1
-        try:
-            side = self._disk.open(aside, "create")
-            at, size = loss.offset, self._disk.size(fd)
-            while at < size:
-                data = self._disk.read(fd, CHUNK_BYTES, at)
-                self._write_all(side, data, at - loss.offset)
-                at += len(data)
-            self._disk.sync(side)
-            self._disk.sync_directory(self._directory)
-            self._disk.truncate(fd, loss.offset)
-            self._disk.sync(fd)
-        finally:
-            self._disk.close(fd)
-            if side >= 0:
-                self._disk.close(side)
+    @property
+    def _open_segment(self) -> SegmentWriter:
+        assert self._segment is not None, "the log is closed"
+        return self._segment
 
     def _release(self) -> None:
-        for fd in (self._fd, self._lock):
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    self._disk.close(fd)
-        self._fd = self._lock = -1
+        if self._segment is not None:
+            with contextlib.suppress(OSError):
+                self._segment.close()
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                self._disk.close(self._lock)
+        self._segment, self._lock = None, -1
 
     def _error(self, what: str, error: OSError) -> LogError:
-        at = ""
-        if self._fd >= 0:
+        at, here = "", self._segment
+        if here is not None:
             at = (
-                f" segment {self._number:08d}.seg at offset {self._size}: seq "
+                f" segment {here.name} at offset {here.size}: seq "
                 f"{self.committed_seq} is committed, {self._synced} synced, "
                 f"{len(self._pending)} events wait"
             )

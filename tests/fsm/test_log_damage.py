@@ -10,7 +10,8 @@ import pytest
 from hisparse.errors import LogError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.log_disk import DiskLog, DiskReader
+from hisparse.fsm.log_disk import DiskLog
+from hisparse.fsm.log_reader import DiskReader
 
 
 class Paged(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):

@@ -16,8 +16,9 @@ from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.codec import Codec, UnknownEvent
 from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.log import OsDisk
-from hisparse.fsm.log_disk import DiskLog, DiskReader, open_log
+from hisparse.fsm.log_files import OsDisk
+from hisparse.fsm.log_disk import DiskLog, open_log
+from hisparse.fsm.log_reader import DiskReader
 
 
 class Paged(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
@@ -299,7 +300,7 @@ TAIL = """
 import sys, msgspec
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.log_disk import DiskReader
+from hisparse.fsm.log_reader import DiskReader
 cursor = LogCursor(DiskReader(sys.argv[1], Codec(())), 0)
 for line in sys.stdin:
     print(*[seq for seq, _ in cursor.take()], flush=True)

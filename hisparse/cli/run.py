@@ -1,0 +1,163 @@
+"""`hisparse run`: the main job. Every option is one field path of `RunConfig`; only those given are
+passed on, so that defaults live there.
+
+Needs torch, which is imported inside the verb, after the options were checked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.output import Progress, table
+from hisparse.config import LogConfig
+from hisparse.engine.options import RunConfig, refuse_unbuilt
+from hisparse.errors import ConfigError
+
+THREADS_MAX = 2
+STREAM = "scheduler"
+
+
+def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
+    """An option that maps to the RunConfig field of the same name, default shown from there."""
+    name = flag.split("/")[0].removeprefix("--").replace("-", "_")
+    default = RunConfig.model_fields[name].default
+    shown = "" if default is None or isinstance(default, bool) else f"  [default: {default}]"
+    return click.option(flag, name, default=None, help=text + shown, **extra)
+
+
+@click.command()
+@_field("--trace", "Mooncake JSONL; without it, a generated one.", type=click.Path(path_type=Path))
+@_field("--requests", "Serve the first N requests of the trace.", type=int, metavar="N")
+@_field("--scale", "Multiply lengths and times by F.", type=float, metavar="F")
+@_field("--step-ms", "Virtual time that a step takes, for arrivals.", type=float, metavar="F")
+@_field("--device", "Backend.", metavar="NAME")
+@_field(
+    "--gpu-blocks",
+    "Blocks of the packed GPU pool; by default what the longest request needs all-resident.",
+    type=int,
+    metavar="N",
+)
+@_field("--host-pool-gib", "Host tier.", type=float, metavar="G")
+@_field("--page-size", "Tokens a page.", type=int, metavar="N")
+@_field("--top-k", "Rows that attention reads.", type=int, metavar="N")
+@_field("--hot-rows", "Rows of a request's hot region.", type=int, metavar="N")
+@_field("--write-back", "When a sealed page is copied: eager or on_pressure.", metavar="WHEN")
+@_field("--policy", "Residency policy.", metavar="NAME")
+@_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
+@_field("--spec", "Speculated tokens a step (not built yet).", type=int, metavar="N")
+@click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
+@_field("--model", "Model.", metavar="NAME")
+@_field("--record-selections", "Record top-k in a sidecar (not built yet).", is_flag=True)
+@click.option(
+    "--log",
+    "log_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the event log below DIR, which must not hold one yet.",
+)
+@click.option(
+    "--log-mode",
+    type=click.Choice(["off", "ring"]),
+    help="Keep no history, or the last events in memory.  [default: ring]",
+)
+@_field(
+    "--verify/--no-verify",
+    "Compare tokens, logits and bytes with the oracle, and check invariants (on by default).",
+)
+@_field("--seed", "Seed of weights, tokens, streams and aborts.", type=int, metavar="S")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any) -> int:
+    """Serve a trace over a small GPU pool and a host pool, and verify every bit.
+
+    Exits 0 only if tokens are identical to those of an unlimited resident pool and no invariant
+    was violated.
+
+    Example: hisparse run --trace trace.jsonl --requests 40 --log runs/one
+    """
+    if log_dir is not None and log_mode is not None:
+        raise click.UsageError("--log and --log-mode exclude each other: a log in DIR keeps all")
+    options = {name: value for name, value in given.items() if value is not None}
+    if log_dir is not None:
+        options["log"] = {"mode": "disk", "dir": log_dir}
+    elif log_mode is not None:
+        options["log"] = {"mode": log_mode}
+    config = RunConfig.model_validate(options)
+    refuse_unbuilt(config)
+    refuse_used_log(config.log)
+    limit_threads()
+    progress = Progress()
+    from hisparse.engine.run import Job, succeeded
+    from hisparse.engine.run import as_json as report_json
+
+    try:
+        report = Job(config, progress).run()
+    finally:
+        progress.close()
+    click.echo(report_json(report) if as_json else table(grouped(report)))
+    violations = report["invariants"]["violations"]
+    for violation in violations[:5]:
+        say(f"violated: {violation['invariant']} at seq {violation['seq']}: {violation['message']}")
+    if len(violations) > 5:
+        say(f"and {len(violations) - 5} more violations")
+    if report["tokens_identical"] is False:
+        say(f"tokens differ from the oracle's: {', '.join(report['requests_differing'][:20])}")
+    return 0 if succeeded(report) else VIOLATION
+
+
+def refuse_used_log(log: LogConfig) -> None:
+    """A run starts at seq 1. Checked before the oracle's minutes, and before a writer could touch
+    the old log: opening one for writing moves a torn tail aside. Raises ConfigError."""
+    if log.mode != "disk" or log.dir is None:
+        return
+    stream = log.dir / STREAM
+    if any(stream.glob("*.seg")):
+        raise ConfigError(
+            f"log.dir={str(log.dir)!r} already holds a log ({STREAM}/): give an empty directory, "
+            f"or remove this one"
+        )
+
+
+def limit_threads() -> None:
+    """Torch would take every core; the tensors here are small enough to lose from that."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    try:
+        import torch
+    except ImportError:
+        raise ConfigError("hisparse run needs torch: install 'hisparse[torch]'") from None
+    torch.set_num_threads(min(THREADS_MAX, os.cpu_count() or 1))
+
+
+GROUPS = {
+    "requests": "requests requests_finished requests_aborted requests_refused requests_failed "
+    "tokens_generated steps rows_computed preemptions",
+    "same GPU budget, peak": "gpu_blocks block_bytes concurrent_requests_hisparse "
+    "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
+    "tiers": "spills write_backs restores pages_published prefix_hit_tokens hot_hits hot_misses "
+    "hot_hit_rate host_rows_read",
+    "log": "events log_bytes state_digest",
+}
+
+
+def grouped(report: dict[str, Any]) -> dict[str, dict[str, object]]:
+    """The report as the table's groups; a key that no group names goes into the last one."""
+    rest = dict(report)
+    groups: dict[str, dict[str, object]] = {
+        title: {name: rest.pop(name) for name in names.split() if name in rest}
+        for title, names in GROUPS.items()
+    }
+    invariants = rest.pop("invariants")
+    rest.pop("requests_differing", None)
+    groups["verified"] = {
+        "tokens_identical": rest.pop("tokens_identical"),
+        "invariants_checked": len(invariants["checked"]),
+        "violations": len(invariants["violations"]),
+        **rest,
+    }
+    return groups

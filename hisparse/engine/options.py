@@ -1,0 +1,56 @@
+"""Options of the main job, as one pydantic model: types, bounds and defaults, in this place only.
+
+No torch here: the command line reads its defaults from `RunConfig` before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hisparse.config import LogConfig
+from hisparse.errors import ConfigError
+
+
+class RunConfig(BaseModel):
+    """Options of `hisparse run`; each maps to one field of HiSparseConfig or of the workload."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    trace: Path | None = None
+    requests: int = Field(default=24, gt=0)
+    scale: float = Field(default=0.05, gt=0, le=1)
+    step_ms: float = Field(default=25.0, gt=0, description="arrival clock: virtual ms a step takes")
+    device: str = "cpu"
+    # Table entries are int32, and a host pool above a pebibyte is a slip of the finger.
+    gpu_blocks: int | None = Field(default=None, gt=1, lt=1 << 31)
+    host_pool_gib: float = Field(default=0.25, gt=0, le=1 << 20)
+    page_size: int = Field(default=16, gt=0)
+    top_k: int = Field(default=16, gt=0)
+    hot_rows: int = Field(default=32, gt=0)
+    write_back: Literal["eager", "on_pressure"] = "eager"
+    policy: Literal["hybrid"] = "hybrid"
+    abort_rate: float = Field(default=0.0, ge=0, le=1)
+    spec: int = Field(default=0, ge=0)
+    graph: bool = False
+    model: str = "builtin"
+    record_selections: bool = False
+    log: LogConfig = LogConfig()
+    verify: bool = True
+    seed: int = Field(default=0, ge=0, lt=1 << 32)
+
+
+def refuse_unbuilt(config: RunConfig) -> None:
+    """Options of the contract that no code stands behind yet. Raises ConfigError."""
+    unbuilt = {
+        "spec": config.spec > 0,
+        "graph": config.graph,
+        "record_selections": config.record_selections,
+        "model": config.model != "builtin",
+    }
+    for name, asked in unbuilt.items():
+        if asked:
+            value = getattr(config, name)
+            raise ConfigError(f"{name}={value!r} is not built yet: leave it at its default")

@@ -1,0 +1,279 @@
+"""The simulator: production scheduler, connector, worker and log in one process, by seed.
+
+A run is a function of its seed. Streams are the simulated ones of the `cpu` backend, real bytes;
+the model is replaced by rows whose bytes the content oracle knows, and by random selections, so
+that nothing ever waits for the device and the compute stream lags as far as the waits allow.
+Prompts share prefixes, clients abort, requests are preempted; then everything has to drain.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hisparse.config import (
+    GIB,
+    HiSparseConfig,
+    ModelLayout,
+    PolicyConfig,
+    PoolConfig,
+    ScheduleConfig,
+    check_capacity,
+)
+from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
+from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.device import open_device
+from hisparse.device.rows import StepRows
+from hisparse.device.worker import HiSparseWorker
+from hisparse.engine.loop import ReferenceEngine, Served
+from hisparse.engine.trace import WorkloadRequest
+from hisparse.engine.verify import LiveChecks
+from hisparse.errors import InvariantViolation
+from hisparse.fsm.invariants.checker import Violation
+from hisparse.fsm.log import MemoryLog
+from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.testing.content import Chain, row_bytes
+
+EOS = 96  # never sampled: lengths are the workload's
+INDEX_CACHE = 1000  # cache numbers of the index groups, beside those of the layers
+
+
+def random_config(rng: random.Random) -> HiSparseConfig:
+    """A small world under pressure: few blocks, few host pages, every policy."""
+    layout = ModelLayout(row_bytes=16, index_row_bytes=4, index_groups=((0, 1), (2,)))
+    page_size, longest = rng.choice([2, 4, 8]), rng.choice([24, 48])
+    page_bytes = page_size * 48
+    stride = -(-page_bytes // 256) * 256
+    pages = -(-longest // page_size)
+    policy = PolicyConfig(
+        write_back=rng.choice(["eager", "on_pressure"]),
+        top_k=4,
+        hot_rows=rng.choice([4, 8, 11]),
+        watermark_blocks=rng.choice([0, 0, 3]),
+    )
+    schedule = ScheduleConfig(
+        max_requests=rng.choice([4, 8]),
+        max_model_len=longest,
+        prefill_chunk=rng.choice([4, 8, 16]),
+        step_rows=rng.choice([16, 32]),
+    )
+
+    def sized(blocks: int) -> HiSparseConfig:
+        host_pages = rng.choice([1.3, 3, 10]) * (pages + 1)
+        return HiSparseConfig(
+            layout=layout,
+            pools=PoolConfig(
+                page_size=page_size,
+                gpu_blocks=blocks,
+                host_pool_gib=(int(host_pages) + 1) * stride / GIB,
+            ),
+            policy=policy,
+            schedule=schedule,
+            checks="on",
+        )
+
+    least = sized(2).steady_blocks(longest) + 1
+    return check_capacity(sized(int(least * rng.choice([1, 1.5, 2, 4])) + 1))
+
+
+def random_workload(rng: random.Random, longest: int, n: int) -> list[WorkloadRequest]:
+    """Requests over a few shared prefixes, arriving in bursts."""
+    stems = [[rng.randrange(EOS) for _ in range(longest)] for _ in range(2)]
+    work, now_ms = [], 0.0
+    for i in range(n):
+        total = rng.randrange(2, longest + 1)
+        prompt = rng.randrange(1, total)
+        shared = rng.randrange(prompt + 1) if rng.random() < 0.8 else 0
+        tokens = rng.choice(stems)[:shared] + [rng.randrange(EOS) for _ in range(prompt - shared)]
+        now_ms += rng.choice([0, 0, 10, 60])
+        work.append(
+            WorkloadRequest(f"q{i}", now_ms, np.array(tokens, dtype=np.int64), total - prompt)
+        )
+    return work
+
+
+class TaggedRunner:
+    """Writes rows that the oracle knows, reads random selections, checks bytes on the device.
+
+    Every access is queued; the checks run inside the stream, when the bytes are read.
+    """
+
+    def __init__(self, worker: HiSparseWorker, live: LiveChecks, rng: random.Random) -> None:
+        self.worker = worker
+        self.live = live
+        self.rng = rng
+        self.random = np.random.RandomState(rng.randrange(1 << 31))
+        self.connector = HiSparseConnector(KVConnectorRole.WORKER, worker=worker)
+        self.engine: ReferenceEngine | None = None
+        self.chains: dict[str, Chain] = {}
+        self.rows_checked = 0
+
+    def execute(
+        self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
+        self.connector.start_load_kv(meta)
+        self.live.probe_tables()
+        if len(tokens):
+            self._forward(rows)
+        self.connector.wait_for_save()
+        self.worker.device.advance(self.rng.randrange(40))
+        chosen = np.array([self.rng.randrange(EOS) for _ in sampled], dtype=np.int64)
+        return chosen, np.zeros((len(chosen), 0), dtype=np.float32), self.connector.get_output()
+
+    def _forward(self, rows: StepRows) -> None:
+        layout, tags = self.worker.config.layout, self._tags(rows)
+        own = np.array([tags[r][p] for r, p in zip(rows.rows, rows.positions, strict=True)])
+        for group, layers in enumerate(layout.index_groups):
+            cache = INDEX_CACHE + group
+            self.worker.index.write(group, rows, row_bytes(own, cache, layout.index_row_bytes))
+            for row in tags:
+                length = int(rows.positions[rows.rows == row].max()) + 1
+                want = row_bytes(tags[row][:length], cache, layout.index_row_bytes)
+                self._expect(self.worker.index.keys(group, row, length), want, f"index {group}")
+            selection = self._select(rows)
+            for layer in layers:
+                handle = self.worker.handles[layer]
+                handle.write(rows, row_bytes(own, layer, layout.row_bytes))
+                picked = handle.gather(rows, selection if layer == layers[0] else None)
+                want = np.zeros((*selection.shape, layout.row_bytes), dtype=np.uint8)
+                for i, (row, chosen) in enumerate(zip(rows.rows, selection, strict=True)):
+                    kept = chosen >= 0
+                    want[i, kept] = row_bytes(tags[row][chosen[kept]], layer, layout.row_bytes)
+                self._expect(picked, want, f"layer {layer}")
+
+    def _tags(self, rows: StepRows) -> dict[int, np.ndarray]:
+        """Tags of every position, by request row of the step."""
+        assert self.engine is not None
+        state = self.engine.coordinator.state
+        tags = {}
+        for row in np.unique(rows.rows).tolist():
+            served = self.engine.live[state.request_of(row).key]
+            tags[row] = self.chains.setdefault(served.request, Chain()).tags(served.tokens)
+        return tags
+
+    def _select(self, rows: StepRows) -> np.ndarray:
+        """int32 [n, k]: random causal positions, some padding, some duplicates, some locality."""
+        k = self.worker.config.policy.top_k
+        width = np.where(self.random.rand(len(rows.positions), 1) < 0.3, 6, 1 << 30)
+        reach = np.minimum(rows.positions[:, None] + 1, width)
+        back = (self.random.rand(len(rows.positions), k) * reach).astype(np.int64)
+        chosen = rows.positions[:, None] - back
+        if self.random.rand() < 0.5:
+            chosen = chosen // 2
+        chosen[self.random.rand(*chosen.shape) < 0.1] = -1
+        return chosen.astype(np.int32)
+
+    def _expect(self, pending: Any, want: np.ndarray, what: str) -> None:
+        assert self.engine is not None
+        seq, step = self.engine.coordinator.state.seq, self.engine.coordinator.state.step
+
+        def check(data: np.ndarray) -> None:
+            self.rows_checked += want.size // want.shape[-1]
+            wrong = (data != want).any(axis=-1)
+            if wrong.any():
+                at = np.argwhere(wrong)[0].tolist()
+                raise InvariantViolation(
+                    "content", f"{what} in step {step} read other bytes at {at}", seq=seq
+                )
+
+        pending.on_done(check)
+
+
+@dataclass
+class SimulationResult:
+    """What a run did, and the first invariant that did not hold (None: all did)."""
+
+    seed: int
+    violation: Violation | None = None
+    steps: int = 0
+    events: int = 0
+    rows_checked: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    digest: str = ""
+    log: MemoryLog | None = None
+
+
+class Simulation:
+    """One seed's world. `run` never raises for a fault of the code under test: it reports it."""
+
+    def __init__(self, seed: int, *, requests: int = 14) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"hisparse simulation {seed}")
+        self.config = random_config(self.rng)
+        self.log = MemoryLog(None)
+        # Each extreme of lag hides two of the four waits, so the whole range is drawn.
+        device = open_device("cpu", seed=seed, lag=self.rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]))
+        self.worker = HiSparseWorker(self.config, device)
+        self.coordinator = HiSparseCoordinator(self.config, self.log)
+        self.live = LiveChecks(self.coordinator, self.worker)
+        self.runner = TaggedRunner(self.worker, self.live, self.rng)
+        self.engine = ReferenceEngine(
+            self.coordinator,
+            HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator),
+            self.runner,
+            eos=EOS,
+            step_ms=10,
+        )
+        self.runner.engine = self.engine
+        longest = self.config.schedule.max_model_len
+        self.workload = random_workload(self.rng, longest, requests)
+        self.disturbance = self.rng.choice([0.0, 0.02, 0.1])
+
+    def _after_step(self, engine: ReferenceEngine) -> None:
+        self.live.after_step()
+        self._raise_first()
+        for served in list(engine.live.values()):
+            if self.rng.random() < self.disturbance:
+                self._disturb(served)
+
+    def _disturb(self, served: Served) -> None:
+        request = self.coordinator.state.requests[served.key]
+        if request.live and self.rng.random() < 0.5:
+            self.engine.preempt(served)
+        else:
+            self.engine.abort(served)
+
+    def _raise_first(self) -> None:
+        assert self.coordinator.checker is not None
+        found = [*self.coordinator.checker.violations, *self.live.violations]
+        if found:
+            first = min(found, key=lambda v: v.seq)
+            raise InvariantViolation(first.invariant, first.message, seq=first.seq)
+
+    def run(self) -> SimulationResult:
+        """Serve, disturb, drain; returns what was found."""
+        result = SimulationResult(self.seed, log=self.log)
+        try:
+            self.engine.run(self.workload, after_step=self._after_step)
+            self.worker.device.synchronize(None)
+            self.live.at_end()
+            self._raise_first()
+        except Exception as error:
+            result.violation = self._name(error)
+        result.steps = self.coordinator.state.step
+        result.events = self.coordinator.state.seq
+        result.rows_checked = self.runner.rows_checked
+        result.counts = dict(self.coordinator.metrics.counts)
+        result.digest = self.coordinator.digest()
+        return result
+
+    def _name(self, error: Exception) -> Violation:
+        """The violation behind `error`: a checker that saw it coming has the better name."""
+        assert self.coordinator.checker is not None
+        if self.coordinator.checker.violations:
+            return self.coordinator.checker.violations[0]
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, InvariantViolation):
+                return Violation(seen.invariant, seen.seq or 0, seen.message)
+            seen = seen.__cause__ or seen.__context__
+        return Violation(type(error).__name__, self.coordinator.state.seq, str(error))
+
+
+def simulate(seed: int, *, requests: int = 14) -> SimulationResult:
+    """Run the world of `seed`."""
+    return Simulation(seed, requests=requests).run()

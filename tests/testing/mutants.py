@@ -1,0 +1,237 @@
+"""Faults, by name, put into the production code for the length of a `with`.
+
+Each takes a promise out of the code (and out of the assertion that guards it, where there is one),
+so that a fault has to be found by an invariant and not by the code's own checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+
+from hisparse.device.worker import HiSparseWorker
+from hisparse.fsm import events as ev
+from hisparse.fsm import fold, project
+from hisparse.fsm.evolve import blocks as evolve_blocks
+from hisparse.fsm.evolve import pages as evolve_pages
+from hisparse.fsm.machines import HOST_PAGE, BlockTrigger, PageState, PageTrigger
+from hisparse.fsm.wire import Table
+from hisparse.kv import acknowledgements, lifecycle, managers, publication, residency
+from hisparse.kv.block_pool import block_epochs
+from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.kv.decision import ints
+
+
+def relay(events):
+    """A decision made of `events`: a list's own iterator could not be sent their seqs."""
+    for event in events:
+        yield event  # noqa: UP028
+
+
+@contextmanager
+def no_spill_before_free() -> Iterator[None]:
+    """Dirty pages lose their block at once; the copy that should precede is never planned."""
+
+    def drop_dirty(state, kind, row, entries, cause):
+        if not len(entries):
+            return
+        gone = state.table(Table.RESIDENT)[row, entries].astype(np.int64)
+        yield ev.PagesSpilled(
+            cause, row, BlockTrigger.retired, ints(entries), ints(gone),
+            block_epochs(state, gone), (0,) * len(gone),
+        )  # fmt: skip
+
+    with mock.patch.object(residency, "pin", drop_dirty):
+        yield
+
+
+@contextmanager
+def publish_at_enqueue() -> Iterator[None]:
+    """A page is published as soon as its copy is in a stream."""
+    table = HOST_PAGE.table.copy()
+    table[PageState.ENQUEUED, PageTrigger.published] = PageState.PUBLISHED
+    replace = acknowledgements._replace_spilled
+
+    def eager(state, group, cause):
+        yield from replace(state, group, cause)
+        for row in sorted({t.row for t in group}):
+            with mock.patch.object(publication, "PageState", EnqueuedIsComplete):
+                found = list(publication.publish(state, row, cause))
+            yield from relay(found)
+
+    class EnqueuedIsComplete:
+        COMPLETED = PageState.ENQUEUED
+
+    with (
+        mock.patch.object(HOST_PAGE, "table", table),
+        mock.patch.object(acknowledgements, "_replace_spilled", eager),
+    ):
+        yield
+
+
+@contextmanager
+def skip_one_host_copy() -> Iterator[None]:
+    """The fifth copy is acknowledged and never made."""
+    copy, made = HiSparseWorker._copy, [0]
+
+    def skipping(self, transfer):
+        made[0] += 1
+        return True if made[0] == 5 else copy(self, transfer)
+
+    with mock.patch.object(HiSparseWorker, "_copy", skipping):
+        yield
+
+
+@contextmanager
+def reuse_an_epoch() -> Iterator[None]:
+    """A block is given out again under the epoch that it had."""
+
+    def kept(state, blocks):
+        return ints(np.maximum(state.blocks.epoch[blocks], 1))
+
+    def take(state, blocks, epochs):
+        state.blocks.epoch[blocks] = epochs
+
+    with (
+        mock.patch.object(managers, "next_block_epochs", kept),
+        mock.patch.object(residency, "next_block_epochs", kept),
+        mock.patch.object(evolve_blocks, "raise_block_epochs", take),
+    ):
+        yield
+
+
+@contextmanager
+def drop_wait(why: str) -> Iterator[None]:
+    """One kind of wait between streams is left out."""
+    wait = HiSparseWorker._wait
+
+    def leaky(self, stream, event, reason):
+        if reason != why:
+            wait(self, stream, event, reason)
+
+    with mock.patch.object(HiSparseWorker, "_wait", leaky):
+        yield
+
+
+@contextmanager
+def host_page_freed_before_readers_retire() -> Iterator[None]:
+    """Host pages of an ended request go back while a step that reads them is still queued."""
+
+    def at_once(state, key, cause):
+        with mock.patch.object(state, "retired", [1 << 60]):
+            events = list(real(state, key, cause))
+        yield from relay(events)
+
+    real = lifecycle.drain
+    with mock.patch.object(lifecycle, "drain", at_once):
+        yield
+
+
+@contextmanager
+def hot_region_skipped() -> Iterator[None]:
+    """A request loses pages without a hot region to read them through."""
+
+    def none(state, row, cause):
+        return
+        yield
+
+    def spilled(state, e, seq):
+        request = state.request_of(e.row)
+        with mock.patch.object(request, "hot", request.hot.LEASED):
+            real(state, e, seq)
+
+    real = evolve_blocks.pages_spilled
+    with (
+        mock.patch.object(residency, "lease_hot", none),
+        mock.patch.dict(fold.HANDLERS, {ev.PagesSpilled: spilled}),
+    ):
+        yield
+
+
+@contextmanager
+def table_update_lost() -> Iterator[None]:
+    """The projection forgets that spilled pages are read from the host now."""
+    add = project.Projection.add
+
+    def forgetful(self, e):
+        if isinstance(e, ev.PagesSpilled):
+            kept = len(self.tables)
+            add(self, e)
+            del self.tables[kept:]
+        else:
+            add(self, e)
+
+    with mock.patch.object(project.Projection, "add", forgetful):
+        yield
+
+
+@contextmanager
+def reference_dropped() -> Iterator[None]:
+    """A restore forgets to give its lease of the host page back."""
+    settle = evolve_pages._settle
+
+    def leaky(state, transfers):
+        settle(state, transfers)
+        for t in transfers:
+            if t.kind is t.kind.RESTORE:
+                state.pages.refs[t.page] += 1
+
+    with mock.patch.object(evolve_pages, "_settle", leaky):
+        yield
+
+
+@contextmanager
+def freed_block_kept_in_no_queue() -> Iterator[None]:
+    """Blocks of ended requests vanish: free by state, in no free list."""
+
+    def lost(state, ids):
+        with mock.patch.object(state.blocks, "free", mock.Mock(push=lambda _: None)):
+            free(state, ids[:1])
+        if len(ids) > 1:
+            free(state, ids[1:])
+
+    free = evolve_blocks.free_blocks
+    with mock.patch.object(evolve_blocks, "free_blocks", lost):
+        yield
+
+
+@contextmanager
+def fold_forgets() -> Iterator[None]:
+    """Something outside the fold changes the live state: the log does not say so."""
+    tick = HiSparseCoordinator.tick
+
+    def drifting(self, now_us):
+        tick(self, now_us)
+        self.state.now_us += 1
+
+    with mock.patch.object(HiSparseCoordinator, "tick", drifting):
+        yield
+
+
+WAITS = (
+    "compute_after_spill",
+    "d2h_after_compute",
+    "h2d_after_compute",
+    "compute_after_restore",
+)
+
+# name -> (the fault, invariants of which one has to name it)
+MUTANTS = {
+    "no_spill_before_free": (no_spill_before_free, {"spill_before_free"}),
+    "publish_at_enqueue": (publish_at_enqueue, {"complete_before_publish"}),
+    "skip_one_host_copy": (skip_one_host_copy, {"content"}),
+    "reuse_an_epoch": (reuse_an_epoch, {"one_content"}),
+    **{f"drop {why}": (lambda why=why: drop_wait(why), {"content"}) for why in WAITS},
+    "host_page_freed_before_readers_retire": (
+        host_page_freed_before_readers_retire,
+        {"host_reuse_after_readers"},
+    ),
+    "hot_region_skipped": (hot_region_skipped, {"always_readable"}),
+    "table_update_lost": (table_update_lost, {"table_truth"}),
+    "reference_dropped": (reference_dropped, {"refcount_exact"}),
+    "freed_block_kept_in_no_queue": (freed_block_kept_in_no_queue, {"conservation"}),
+    "fold_forgets": (fold_forgets, {"replay_equal"}),
+}
