@@ -122,16 +122,12 @@ class Decoding:
         coordinator = self.coordinator
         self.connector.update_connector_output(self.output)
         coordinator.admit_waiting()
-        rows, counts = [], []
-        computed = coordinator.state.rows.computed
-        for request in coordinator.state.by_row:
-            if request is None or not request.live:
-                continue
-            left = request.prompt_tokens - int(computed[request.row])
-            granted = coordinator.grow(request.row, min(left, 8192) if left > 0 else 1)
-            if granted:
-                rows.append(request.row)
-                counts.append(granted)
+        columns = coordinator.state.rows
+        live = np.flatnonzero(columns.live)
+        left = columns.prompt[live] - columns.computed[live]
+        wanted = np.where(left > 0, np.minimum(left, 8192), 1)
+        granted = np.array(coordinator.grow(live.tolist(), wanted.tolist()))
+        rows, counts = live[granted > 0].tolist(), granted[granted > 0].tolist()
         step = coordinator.plan_step(rows, counts)
         meta = self.connector.build_connector_meta()
         middle = time.perf_counter()
@@ -140,7 +136,7 @@ class Decoding:
         hashes = [
             (row, self._next_hash())
             for row, count in zip(rows, counts, strict=True)
-            if not prefill and (int(computed[row]) + count) % PAGE_SIZE == 0
+            if not prefill and (int(columns.computed[row]) + count) % PAGE_SIZE == 0
         ]
         resumed = time.perf_counter()
         coordinator.rows_computed(step, rows, counts, hashes)

@@ -17,7 +17,7 @@ def table(groups: Groups) -> str:
     for title, rows in groups.items():
         lines = [f"  {key:<{width}}  {_shown(value)}" for key, value in rows.items()]
         blocks.append("\n".join([title, *lines]))
-    return "\n\n".join(blocks)
+    return "\n".join(blocks)
 
 
 def _shown(value: object) -> str:

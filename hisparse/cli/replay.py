@@ -186,8 +186,7 @@ def grouped(report: dict[str, Any]) -> dict[str, dict[str, object]]:
         }
     held = report["requests"]
     groups["held now"] = {"requests": len(held), "transfers": len(report["transfers"])}
-    groups["held now"] |= {
-        f"{r['request']}/{r['epoch']}": f"{r['state']} row {r['row']}, {r['computed']} rows computed"
-        for r in held
-    }
+    for r in held:
+        name = f"{r['request']}/{r['epoch']}"
+        groups["held now"][name] = f"{r['state']} row {r['row']}, {r['computed']} rows computed"
     return groups

@@ -19,7 +19,6 @@ from hisparse.config import LogConfig
 from hisparse.engine.options import RunConfig, refuse_unbuilt
 from hisparse.errors import ConfigError
 
-THREADS_MAX = 2
 STREAM = "scheduler"
 
 
@@ -124,14 +123,14 @@ def refuse_used_log(log: LogConfig) -> None:
 
 
 def limit_threads() -> None:
-    """Torch would take every core; the tensors here are small enough to lose from that."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return
+    """One thread: a second one gains little on tensors this small, and where cores are shared its
+    spinning waits cost many times the whole run. OMP_NUM_THREADS overrides. Raises ConfigError."""
     try:
         import torch
     except ImportError:
         raise ConfigError("hisparse run needs torch: install 'hisparse[torch]'") from None
-    torch.set_num_threads(min(THREADS_MAX, os.cpu_count() or 1))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 GROUPS = {

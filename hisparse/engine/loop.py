@@ -181,17 +181,21 @@ class ReferenceEngine:
         state, schedule = self.coordinator.state, self.coordinator.config.schedule
         running = [q for q in state.by_row if q is not None and q.live]
         running.sort(key=lambda q: (q.state is not RequestState.DECODE, q.arrived_seq))
-        room, batch = schedule.step_rows, []
+        room, rows, wanted = schedule.step_rows, [], []
         for request in running:
-            served, row = self.live[request.key], request.row
-            left = request.prompt_tokens - int(state.rows.computed[row])
-            wanted = min(left, schedule.prefill_chunk, room) if left > 0 else min(1, room)
-            if wanted <= 0:
+            left = request.prompt_tokens - int(state.rows.computed[request.row])
+            want = min(left, schedule.prefill_chunk, room) if left > 0 else min(1, room)
+            if want <= 0:
                 break
-            granted = self.coordinator.grow(row, wanted)
-            if granted > 0:
-                batch.append((row, served, granted))
-                room -= granted
+            rows.append(request.row)
+            wanted.append(want)
+            room -= want
+        granted = self.coordinator.grow(rows, wanted)
+        batch = [
+            (row, self.live[state.request_of(row).key], count)
+            for row, count in zip(rows, granted, strict=True)
+            if count > 0
+        ]
         return sorted(batch, key=lambda item: item[0])
 
     def _gather_tokens(

@@ -86,8 +86,8 @@ class LiveChecks:
         Call between the step's command and its first access: later the scheduler moves on.
         """
         state = self.coordinator.state
-        rows = np.flatnonzero(state.rows.last_step == state.step) if state.step else []
-        wanted = [(int(row), t, state.table(t)[row].copy()) for row in rows for t in Table]
+        rows = np.flatnonzero(state.rows.live & (state.rows.last_step == state.step)).tolist()
+        wanted = [(row, t, state.table(t)[row].copy()) for row in rows for t in Table]
         step = state.step
         self.worker.device.compute.enqueue(lambda: self._compare(step, wanted))
 

@@ -126,6 +126,7 @@ class RowColumns:
             np.zeros((n, max(width, 1)), dtype=np.int32) for width in table_widths(config)
         )
         self.used = np.zeros(n, dtype=np.bool_)
+        self.prompt = np.zeros(n, dtype=np.int64)  # rows of the prompt
         self.live = np.zeros(n, dtype=np.bool_)
         self.computed = np.zeros(n, dtype=np.int64)  # rows computed and accepted
         self.planned = np.zeros(n, dtype=np.int64)  # rows computed or in a step under way
@@ -149,6 +150,11 @@ class State:
 
     def __init__(self, config: HiSparseConfig) -> None:
         self.config = config
+        # Sizes that every event needs; the config derives them anew at each use.
+        self.page_size = config.pools.page_size
+        self.index_pages_per_block = config.index_pages_per_block
+        self.hot_blocks = config.hot_blocks
+        self.window_pages = config.window_pages
         self.seq = 0
         self.step = 0
         self.now_us = 0

@@ -99,7 +99,7 @@ def _usable_hit(state: State, request: Request) -> int:
     """Pages of the prompt that need not be computed; the last prompt row always is."""
     if not state.config.offload:
         return 0
-    most = (request.prompt_tokens - 1) // state.config.pools.page_size
+    most = (request.prompt_tokens - 1) // state.page_size
     return find_prefix(state, request.hashes, most)
 
 
@@ -112,7 +112,7 @@ def _prefix_pages(state: State, request: Request, hit: int) -> I64:
 
 def _shareable(state: State, request: Request, entry: int) -> int:
     """The block that holds exactly pages ``[entry*P, (entry+1)*P)`` of the request, or 0."""
-    per_block = state.config.index_pages_per_block
+    per_block = state.index_pages_per_block
     wanted = request.hashes[entry * per_block : (entry + 1) * per_block]
     places = [state.index_prefix[h] for h in wanted]
     block = places[0][0]
@@ -123,7 +123,7 @@ def _shareable(state: State, request: Request, entry: int) -> int:
 
 def _copied_pages(state: State, request: Request, hit: int) -> list[int]:
     """Pages of the hit whose indexer rows cannot be shared in place."""
-    per_block = state.config.index_pages_per_block
+    per_block = state.index_pages_per_block
     whole = [e for e in range(hit // per_block) if _shareable(state, request, e)]
     shared = {page for e in whole for page in range(e * per_block, (e + 1) * per_block)}
     return [page for page in range(hit) if page not in shared]
@@ -137,7 +137,7 @@ def _cached_index_sources(state: State, request: Request, hit: int) -> frozenset
 
 
 def _share_index(state: State, request: Request, hit: int, cause: int) -> Decision[None]:
-    per_block, row = state.config.index_pages_per_block, request.row
+    per_block, row = state.index_pages_per_block, request.row
     copied = _copied_pages(state, request, hit)
     places = [state.index_prefix[request.hashes[page]] for page in copied]
     keep = _cached_index_sources(state, request, hit)

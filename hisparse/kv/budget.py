@@ -22,9 +22,9 @@ I64 = npt.NDArray[np.int64]
 
 def window_need(state: State) -> I64:
     """int64 [rows]: resident pages promised to each live row, 0 for the others."""
-    config, rows = state.config, state.rows
-    window = np.minimum(rows.pages_max, config.window_pages)
-    owed: I64 = np.where(rows.live, window if config.offload else rows.pages_max, 0)
+    rows = state.rows
+    window = np.minimum(rows.pages_max, state.window_pages)
+    owed: I64 = np.where(rows.live, window if state.config.offload else rows.pages_max, 0)
     return owed
 
 
@@ -36,10 +36,10 @@ def window_unmet(state: State) -> I64:
 
 def promised(state: State) -> int:
     """GPU blocks owed to live requests and not yet given."""
-    config, rows = state.config, state.rows
-    index_need = -(-rows.pages_max // config.index_pages_per_block)
+    rows = state.rows
+    index_need = -(-rows.pages_max // state.index_pages_per_block)
     index = np.where(rows.live, index_need - rows.index, 0)
-    hot = np.where(rows.live, config.hot_blocks - rows.hot, 0)
+    hot = np.where(rows.live, state.hot_blocks - rows.hot, 0)
     assert (index >= 0).all() and (hot >= 0).all(), "a row holds more than it was promised"
     return int(window_unmet(state).sum() + index.sum() + hot.sum())
 

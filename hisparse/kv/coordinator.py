@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hisparse.config import HiSparseConfig
 from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
@@ -26,7 +28,7 @@ from hisparse.fsm.wire import Acknowledgements
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, never_fits
 from hisparse.kv.budget import spare
-from hisparse.kv.decision import Decision, T
+from hisparse.kv.decision import Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import reclaim
@@ -49,6 +51,8 @@ class HiSparseCoordinator:
         self.config = config
         self.log = log
         self.state = State(config)
+        self.resident = HiSparseResidentManager(self.state)
+        self.index = HiSparseIndexManager(self.state)
         self.metrics = Metrics()
         self.checker = Checker(config) if config.checks == "on" else None
 
@@ -119,17 +123,30 @@ class HiSparseCoordinator:
             admitted.append(key)
         return admitted
 
-    def grow(self, row: int, rows_wanted: int) -> int:
-        """Make places for the next rows of a live request; returns how many it may compute now."""
-        cause = self.state.request_of(row).arrived_seq
-        granted = self._run(HiSparseResidentManager(self.state).grow(row, rows_wanted, cause))
-        self._run(HiSparseIndexManager(self.state).grow(row, cause))
+    def grow(self, rows: Sequence[int], rows_wanted: Sequence[int]) -> list[int]:
+        """Make places for the next rows of live requests, in this order.
+
+        Args:
+            rows: request rows.
+            rows_wanted: how many more rows each would compute.
+
+        Returns:
+            How many each may compute now: what it wants, or less under pressure.
+        """
+        held = self.state.rows
+        at, wanted = np.array(rows, dtype=np.int64), np.array(rows_wanted, dtype=np.int64)
+        room = held.pages[at] * self.state.page_size - held.computed[at]
+        granted: list[int] = np.minimum(room, wanted).tolist()
+        for i in np.flatnonzero(room < wanted).tolist():
+            row, cause = rows[i], self.state.request_of(rows[i]).arrived_seq
+            granted[i] = self._run(self.resident.grow(row, rows_wanted[i], cause))
+            self._run(self.index.grow(row, cause))
         return granted
 
     def plan_step(self, rows: Sequence[int], counts: Sequence[int]) -> int:
         """Fix the rows of the next step (at most what `grow` granted); returns its number."""
         step = self.state.step + 1
-        starts = tuple(int(self.state.rows.computed[row]) for row in rows)
+        starts = ints(self.state.rows.computed[np.array(rows, dtype=np.int64)])
         seq = self._record(ev.StepPlanned(0, step, tuple(rows), starts, tuple(counts)))
         short = self.config.policy.watermark_blocks - spare(self.state)
         if short > 0:
@@ -152,14 +169,17 @@ class HiSparseCoordinator:
             page_hashes: (request row, chain hash) of each page beyond the prompt's whole pages
                 that these rows complete, in order.
         """
-        before = [int(self.state.rows.computed[row]) for row in rows]
+        at = np.array(rows, dtype=np.int64)
+        before = self.state.rows.computed[at]
         hash_rows = tuple(row for row, _ in page_hashes)
         hashes = tuple(page_hash for _, page_hash in page_hashes)
         seq = self._record(
             ev.RowsComputed(0, step, tuple(rows), tuple(counts), hash_rows, hashes)
         )
-        for row, start in zip(rows, before, strict=True):
-            self._run(seal_pages(self.state, row, start, seq))
+        page_size = self.state.page_size
+        after = self.state.rows.computed[at] // page_size
+        for i in np.flatnonzero(before // page_size < after).tolist():
+            self._run(seal_pages(self.state, rows[i], int(before[i]), seq))
 
     def finish(self, request: str, epoch: int, reason: str = "stop") -> None:
         """The request generated its last token; its durable pages outlive it."""

@@ -23,7 +23,7 @@ from hisparse.kv.transfers import pin
 
 def seal_pages(state: State, row: int, before_rows: int, cause: int) -> Decision[None]:
     """Rows of `row` were accepted: seal index blocks, and write whole pages back (eager)."""
-    page_size = state.config.pools.page_size
+    page_size = state.page_size
     first, end = before_rows // page_size, int(state.rows.computed[row]) // page_size
     if first == end:
         return
@@ -52,7 +52,7 @@ def end_request(state: State, key: Key, keep: bool, cause: int) -> Decision[None
         yield ev.RequestDrained(cause, *key, row)
         return
     if keep and state.config.offload:
-        sealed = int(state.rows.computed[row]) // state.config.pools.page_size
+        sealed = int(state.rows.computed[row]) // state.page_size
         yield from pin(state, TransferKind.WRITE_BACK, row, _dirty(state, row, sealed), cause)
     if request.reserved:
         pages = np.array(request.reserved, dtype=np.int64)

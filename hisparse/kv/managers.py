@@ -64,7 +64,7 @@ class HiSparseResidentManager(SingleTypeKVCacheManager):
 
     def grow(self, row: int, rows_wanted: int, cause: int) -> Decision[int]:
         """Give places to the next `rows_wanted` rows of `row`; returns how many rows have one."""
-        state, page_size = self.state, self.state.config.pools.page_size
+        state, page_size = self.state, self.state.page_size
         start = int(state.rows.computed[row])
         have = int(state.rows.pages[row])
         need = ceil_div(start + rows_wanted, page_size) - have
@@ -111,14 +111,14 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
 
     def grow(self, row: int, cause: int) -> Decision[None]:
         """Blocks for every page that was given a place (promised at admission)."""
-        need = ceil_div(int(self.state.rows.pages[row]), self.state.config.index_pages_per_block)
+        need = ceil_div(int(self.state.rows.pages[row]), self.state.index_pages_per_block)
         have = int(self.state.rows.index[row])
         if need > have:
             yield from self.reserve(row, have, need - have, cause)
 
     def seal(self, row: int, first_page: int, end_page: int, cause: int) -> Decision[None]:
         """Pages ``[first_page, end_page)`` became final: blocks that they fill are sealed."""
-        per_block = self.state.config.index_pages_per_block
+        per_block = self.state.index_pages_per_block
         entries = np.arange(first_page // per_block, end_page // per_block)
         if len(entries):
             blocks = self.blocks(row, entries)

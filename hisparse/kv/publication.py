@@ -21,7 +21,7 @@ def publish(state: State, row: int, cause: int) -> Decision[None]:
     """Extend the published prefix of `row` as far as its durable, accepted pages reach."""
     request = state.request_of(row)
     first = int(state.rows.published[row])
-    accepted = int(state.rows.computed[row]) // state.config.pools.page_size
+    accepted = int(state.rows.computed[row]) // state.page_size
     host = state.table(Table.HOST)[row]
     pages: list[int] = []
     for page in range(first, min(accepted, len(request.hashes))):

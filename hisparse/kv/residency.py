@@ -32,7 +32,7 @@ def lease_hot(state: State, row: int, cause: int) -> Decision[None]:
     if state.request_of(row).hot is HotState.LEASED:
         return
     yield ev.HotWanted(cause, row)
-    blocks = yield from take_blocks(state, state.config.hot_blocks, cause)
+    blocks = yield from take_blocks(state, state.hot_blocks, cause)
     yield ev.HotLeased(cause, row, ints(blocks), next_block_epochs(state, blocks))
 
 
@@ -75,7 +75,7 @@ def spill_head(state: State, row: int, most: int, cause: int) -> Decision[int]:
 
 def _sealed_resident(state: State, row: int) -> I64:
     """Entries of whole, computed and accepted pages that are resident, oldest first."""
-    sealed = int(state.rows.computed[row]) // state.config.pools.page_size
+    sealed = int(state.rows.computed[row]) // state.page_size
     return np.flatnonzero(state.table(Table.RESIDENT)[row, :sealed])
 
 

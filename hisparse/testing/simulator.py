@@ -26,7 +26,7 @@ from hisparse.config import (
 )
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
-from hisparse.device import open_device
+from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.loop import ReferenceEngine, Served
@@ -102,8 +102,11 @@ class TaggedRunner:
     Every access is queued; the checks run inside the stream, when the bytes are read.
     """
 
-    def __init__(self, worker: HiSparseWorker, live: LiveChecks, rng: random.Random) -> None:
+    def __init__(
+        self, worker: HiSparseWorker, device: SimDevice, live: LiveChecks, rng: random.Random
+    ) -> None:
         self.worker = worker
+        self.device = device
         self.live = live
         self.rng = rng
         self.random = np.random.RandomState(rng.randrange(1 << 31))
@@ -120,7 +123,7 @@ class TaggedRunner:
         if len(tokens):
             self._forward(rows)
         self.connector.wait_for_save()
-        self.worker.device.advance(self.rng.randrange(40))
+        self.device.advance(self.rng.randrange(40))
         chosen = np.array([self.rng.randrange(EOS) for _ in sampled], dtype=np.int64)
         return chosen, np.zeros((len(chosen), 0), dtype=np.float32), self.connector.get_output()
 
@@ -165,7 +168,7 @@ class TaggedRunner:
         if self.random.rand() < 0.5:
             chosen = chosen // 2
         chosen[self.random.rand(*chosen.shape) < 0.1] = -1
-        return chosen.astype(np.int32)
+        return np.asarray(chosen, dtype=np.int32)
 
     def _expect(self, pending: Any, want: np.ndarray, what: str) -> None:
         assert self.engine is not None
@@ -206,11 +209,11 @@ class Simulation:
         self.config = random_config(self.rng)
         self.log = MemoryLog(None)
         # Each extreme of lag hides two of the four waits, so the whole range is drawn.
-        device = open_device("cpu", seed=seed, lag=self.rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]))
-        self.worker = HiSparseWorker(self.config, device)
+        self.device = SimDevice(seed, lag=self.rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]))
+        self.worker = HiSparseWorker(self.config, self.device)
         self.coordinator = HiSparseCoordinator(self.config, self.log)
         self.live = LiveChecks(self.coordinator, self.worker)
-        self.runner = TaggedRunner(self.worker, self.live, self.rng)
+        self.runner = TaggedRunner(self.worker, self.device, self.live, self.rng)
         self.engine = ReferenceEngine(
             self.coordinator,
             HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator),
@@ -249,7 +252,7 @@ class Simulation:
         result = SimulationResult(self.seed, log=self.log)
         try:
             self.engine.run(self.workload, after_step=self._after_step)
-            self.worker.device.synchronize(None)
+            self.device.synchronize(None)
             self.live.at_end()
             self._raise_first()
         except Exception as error:

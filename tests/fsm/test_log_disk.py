@@ -16,8 +16,8 @@ from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.codec import Codec, UnknownEvent
 from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_disk import DiskLog, open_log
+from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_reader import DiskReader
 
 

@@ -28,7 +28,7 @@ from hisparse.kv.decision import ints
 def relay(events):
     """A decision made of `events`: a list's own iterator could not be sent their seqs."""
     for event in events:
-        yield event  # noqa: UP028
+        yield event
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
     b.refs[blocks] += 1
     _enter(state, e.role, e.row, ids(e.entries), blocks)
     if e.role is BlockRole.INDEX:
-        request, per_block = state.request_of(e.row), state.config.index_pages_per_block
+        request, per_block = state.request_of(e.row), state.index_pages_per_block
         for entry in e.entries:
             for page in range(entry * per_block, (entry + 1) * per_block):
                 register_index_page(state, request, page)
@@ -114,14 +114,15 @@ def _leave(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -
 
 def blocks_written(state: State, e: ev.StepPlanned) -> None:
     """The rows of a planned step make their pages dirty, on the scheduler side, from the plan."""
-    page_size, per_block = state.config.pools.page_size, state.config.index_pages_per_block
     resident, index = state.table(Table.RESIDENT), state.table(Table.INDEX)
-    fresh: list[int] = []
-    for row, start, count in zip(e.rows, e.starts, e.counts, strict=True):
-        first, last = start // page_size, (start + count - 1) // page_size
-        fresh += resident[row, first : last + 1].tolist()
-        fresh += index[row, first // per_block : last // per_block + 1].tolist()
-    blocks = ids(tuple(fresh))
+    rows, starts = ids(e.rows), ids(e.starts)
+    first, last = starts // state.page_size, (starts + ids(e.counts) - 1) // state.page_size
+    first_index, last_index = (at // state.index_pages_per_block for at in (first, last))
+    parts = [resident[rows, first], index[rows, first_index]]
+    for i in np.flatnonzero(first < last).tolist():
+        parts.append(resident[e.rows[i], first[i] + 1 : last[i] + 1])
+        parts.append(index[e.rows[i], first_index[i] + 1 : last_index[i] + 1])
+    blocks = np.concatenate(parts).astype(np.int64)
     assert blocks.all(), "a planned row has no block to be written to"
     move_blocks(state, blocks, BlockTrigger.written)
 
@@ -177,7 +178,7 @@ def _unowned(state: State, trigger: BlockTrigger | None, blocks: I64) -> None:
 
 
 def index_pages_copied(state: State, e: ev.IndexPagesCopied, seq: int) -> None:
-    request, per_block = state.request_of(e.row), state.config.index_pages_per_block
+    request, per_block = state.request_of(e.row), state.index_pages_per_block
     check_epochs("block", state.blocks.epoch, ids(e.sources), ids(e.source_epochs))
     move_blocks(state, np.unique(ids(e.blocks)), BlockTrigger.written)
     entry_of = {int(b): i for i, b in enumerate(state.table(Table.INDEX)[e.row]) if b}

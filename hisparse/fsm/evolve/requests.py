@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import REQUEST, RequestTrigger
@@ -35,39 +37,43 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     state.by_row[e.row] = request
     rows.used[e.row] = rows.live[e.row] = True
     rows.computed[e.row] = rows.planned[e.row] = e.hit_tokens
-    rows.pages[e.row] = e.hit_tokens // state.config.pools.page_size
-    rows.pages_max[e.row] = ceil_div(request.max_tokens, state.config.pools.page_size)
+    rows.pages[e.row] = e.hit_tokens // state.page_size
+    rows.prompt[e.row] = request.prompt_tokens
+    rows.pages_max[e.row] = ceil_div(request.max_tokens, state.page_size)
 
 
 def step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
     assert e.step == state.step + 1, (e.step, state.step)
-    rows = state.rows
-    for row, start, count in zip(e.rows, e.starts, e.counts, strict=True):
-        assert rows.live[row] and count > 0, f"row {row} is not live or plans {count} rows"
-        assert start == rows.computed[row] == rows.planned[row], (
-            f"row {row} plans from {start}, computed {rows.computed[row]} (seq {seq})"
-        )
-        request = state.request_of(row)
-        if start < request.prompt_tokens:
-            move(request, RequestTrigger.prefilled, seq)
-        rows.planned[row] = start + count
-        rows.last_step[row] = e.step
+    rows, at = state.rows, np.array(e.rows, dtype=np.int64)
+    starts, counts = np.array(e.starts, dtype=np.int64), np.array(e.counts, dtype=np.int64)
+    assert rows.live[at].all() and (counts > 0).all(), f"step {e.step} plans a row that is not live"
+    assert (starts == rows.computed[at]).all() and (starts == rows.planned[at]).all(), (
+        f"step {e.step} plans {e.starts} of rows {e.rows}, computed {rows.computed[at]} (seq {seq})"
+    )
+    for row in at[starts < rows.prompt[at]].tolist():
+        move(state.request_of(row), RequestTrigger.prefilled, seq)
+    rows.planned[at] = starts + counts
+    rows.last_step[at] = e.step
     state.step = e.step
 
 
 def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
-    rows, page_size = state.rows, state.config.pools.page_size
+    rows, page_size, at = state.rows, state.page_size, np.array(e.rows, dtype=np.int64)
     for row, page_hash in zip(e.hash_rows, e.page_hashes, strict=True):
         state.request_of(row).hashes.append(page_hash)
-    for row, count in zip(e.rows, e.counts, strict=True):
-        before = int(rows.computed[row])
-        after = before + count
-        assert count >= 0 and after <= rows.planned[row], (row, before, count, rows.planned[row])
-        rows.computed[row] = rows.planned[row] = after
-        request = state.request_of(row)
-        if before < request.prompt_tokens <= after:
-            move(request, RequestTrigger.decoded, seq)
-        for page in range(before // page_size, after // page_size):
+    before = rows.computed[at]
+    after = before + np.array(e.counts, dtype=np.int64)
+    assert (after >= before).all() and (after <= rows.planned[at]).all(), (
+        f"step {e.step} accepts {e.counts} of rows {e.rows}, planned {rows.planned[at]} (seq {seq})"
+    )
+    rows.computed[at] = rows.planned[at] = after
+    prompts = rows.prompt[at]
+    for row in at[(before < prompts) & (prompts <= after)].tolist():
+        move(state.request_of(row), RequestTrigger.decoded, seq)
+    first, end = before // page_size, after // page_size
+    for i in np.flatnonzero(first < end).tolist():
+        request = state.request_of(e.rows[i])
+        for page in range(int(first[i]), int(end[i])):
             register_index_page(state, request, page)
 
 
@@ -75,7 +81,7 @@ def register_index_page(state: State, request: Request, page: int) -> None:
     """The indexer rows of `page` are final: a prefix may find them in this block's slot."""
     if page >= len(request.hashes):
         return
-    per_block = state.config.index_pages_per_block
+    per_block = state.index_pages_per_block
     block = int(state.table(Table.INDEX)[request.row, page // per_block])
     page_hash = request.hashes[page]
     state.index_prefix[page_hash] = (block, page % per_block)
@@ -131,7 +137,7 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
     state.by_row[e.row] = None
     rows.used[e.row] = False
     counters = (rows.computed, rows.planned, rows.published, rows.last_step, rows.pages)
-    for column in (*counters, rows.pages_max):
+    for column in (*counters, rows.pages_max, rows.prompt):
         column[e.row] = 0
 
 

@@ -14,7 +14,8 @@ import msgspec
 from hisparse.config import HiSparseConfig
 from hisparse.errors import InvariantViolation
 from hisparse.fsm.events import Event
-from hisparse.fsm.invariants.run import RUN_CHECKS, Run
+from hisparse.fsm.invariants.facts import Run
+from hisparse.fsm.invariants.run import RUN_CHECKS
 from hisparse.fsm.invariants.state import STATE_CHECKS
 from hisparse.fsm.state import State
 

@@ -1,278 +1,277 @@
-"""Invariants of a run: each event against what the log said before it.
+"""Invariants of a run: each event against what the log said before it (`facts.Run`).
 
-`Run` keeps raw facts (who owns what by which event, what each rank really acknowledged) and draws
-no conclusions; it shares no code with `decide` or `evolve`. An invariant is one function of
-(run, event), called before the run takes the event in.
+An invariant is one function of (run, event), called before the run takes the event in. It yields a
+message per fault, shares no code with `decide` or `evolve`, and judges any event, however wrong:
+what an event names and the log never spoke of is a fault, not a KeyError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import msgspec
 
 from hisparse.fsm import events as ev
+from hisparse.fsm.invariants.facts import Place, Run, Tenant
 from hisparse.fsm.machines import BlockRole, PageTrigger
 from hisparse.fsm.wire import TransferKind
 
-Key = tuple[str, int]
-
-
-class Planned(msgspec.Struct):
-    """A transfer as it was planned, and the ranks that really answered."""
-
-    kind: TransferKind
-    row: int
-    entry: int
-    page: int
-    readers: int
-    writers: int
-    enqueued: int = 0
-    completed: int = 0
-    failed: bool = False
-    settled: bool = False
-
-
-class Run:
-    """What a log said so far."""
-
-    def __init__(self, page_size: int, index_pages_per_block: int, ranks: int) -> None:
-        self.page_size = page_size
-        self.index_pages_per_block = index_pages_per_block
-        self.hashes_of: dict[Key, list[bytes]] = {}
-        self.row_key: dict[int, Key] = {}
-        self.live: set[int] = set()
-        self.computed: dict[int, int] = {}
-        self.last_step: dict[int, int] = {}
-        self.retired = [0] * ranks
-        self.transfers: dict[int, Planned] = {}
-        self.block_epoch: dict[int, int] = {}
-        self.page_epoch: dict[int, int] = {}
-        self.content: dict[int, tuple[BlockRole, Key, int]] = {}  # block -> role, owner, entry
-        self.host_copy: dict[tuple[int, int], int] = {}  # (row, entry) -> transfer, 0 = leased
-        self.page_writer: dict[int, int] = {}  # page -> transfer that fills it
-        self.page_hash: dict[int, bytes] = {}  # published page -> hash
-
-    def hashes(self, row: int) -> list[bytes]:
-        return self.hashes_of[self.row_key[row]]
-
-    def take(self, e: ev.Event) -> None:
-        """Note what `e` says."""
-        handler = _TAKE.get(type(e))
-        if handler is not None:
-            handler(self, e)
-
-    def _arrived(self, e: ev.RequestArrived) -> None:
-        self.hashes_of[(e.request, e.epoch)] = list(e.page_hashes)
-
-    def _admitted(self, e: ev.RequestAdmitted) -> None:
-        self.row_key[e.row] = (e.request, e.epoch)
-        self.live.add(e.row)
-        self.computed[e.row], self.last_step[e.row] = e.hit_tokens, 0
-        for at in [at for at in self.host_copy if at[0] == e.row]:
-            del self.host_copy[at]
-
-    def _planned(self, e: ev.StepPlanned) -> None:
-        for row in e.rows:
-            self.last_step[row] = e.step
-
-    def _computed(self, e: ev.RowsComputed) -> None:
-        for row, count in zip(e.rows, e.counts, strict=True):
-            self.computed[row] += count
-        for row, page_hash in zip(e.hash_rows, e.page_hashes, strict=True):
-            self.hashes(row).append(page_hash)
-
-    def _ended(self, e: ev.RequestFinished | ev.RequestAborted | ev.RequestPreempted) -> None:
-        for row, key in self.row_key.items():
-            if key == (e.request, e.epoch):
-                self.live.discard(row)
-
-    def _drained(self, e: ev.RequestDrained) -> None:
-        self.hashes_of.pop((e.request, e.epoch), None)
-        self.row_key.pop(e.row, None)
-
-    def _acks(self, e: ev.AcknowledgementsTaken) -> None:
-        bit = 1 << e.rank
-        for idents, mask in ((e.enqueued, "enqueued"), (e.completed, "completed")):
-            for ident in idents:
-                if (planned := self.transfers.get(ident)) is not None:
-                    setattr(planned, mask, getattr(planned, mask) | bit)
-        for ident in e.failed:
-            if (planned := self.transfers.get(ident)) is not None:
-                planned.failed = True
-        self.retired[e.rank] = e.retired_step
-
-    def _pinned(self, e: ev.TransferPinned) -> None:
-        for ident, entry, page in zip(e.transfers, e.entries, e.pages, strict=True):
-            self.transfers[ident] = Planned(e.kind, e.row, entry, page, e.readers, e.writers)
-            if e.kind is not TransferKind.RESTORE:
-                self.host_copy[(e.row, entry)] = ident
-                self.page_writer[page] = ident
-
-    def _settled(self, e: ev.TransferCompleted | ev.TransferFailed) -> None:
-        if isinstance(e, ev.TransferFailed) or e.last:
-            for ident in e.transfers:
-                self.transfers[ident].settled = True
-
-    def _blocks(self, e: ev.BlocksReserved | ev.HotLeased) -> None:
-        role = e.role if isinstance(e, ev.BlocksReserved) else BlockRole.HOT
-        first = e.entry if isinstance(e, ev.BlocksReserved) else 0
-        for i, (block, epoch) in enumerate(zip(e.blocks, e.epochs, strict=True)):
-            self.block_epoch[block] = epoch
-            self.content[block] = (role, self.row_key[e.row], first + i)
-
-    def _adopted(self, e: ev.BlocksAdopted) -> None:
-        for block, entry in zip(e.blocks, e.entries, strict=True):
-            self.content[block] = (e.role, self.row_key[e.row], entry)
-
-    def _pages(self, e: ev.HostPagesReserved) -> None:
-        for page, epoch in zip(e.pages, e.epochs, strict=True):
-            self.page_epoch[page] = epoch
-            self.page_hash.pop(page, None)
-
-    def _leased(self, e: ev.PrefixLeased) -> None:
-        for entry in range(len(e.pages)):
-            self.host_copy[(e.row, entry)] = 0
-
-    def _published(self, e: ev.PagesPublished) -> None:
-        for page, page_hash in zip(e.pages, e.page_hashes, strict=True):
-            if page:
-                self.page_hash[page] = page_hash
-
-    def _released(self, e: ev.HostPagesReleased) -> None:
-        if e.trigger is PageTrigger.reclaimed:
-            gone = {self.page_writer.get(page) for page in e.pages}
-            for at in [at for at, ident in self.host_copy.items() if ident and ident in gone]:
-                del self.host_copy[at]
-
-
-_TAKE: dict[type[ev.Event], Callable[[Run, Any], None]] = {
-    ev.RequestArrived: Run._arrived,
-    ev.RequestAdmitted: Run._admitted,
-    ev.StepPlanned: Run._planned,
-    ev.RowsComputed: Run._computed,
-    ev.RequestFinished: Run._ended,
-    ev.RequestAborted: Run._ended,
-    ev.RequestPreempted: Run._ended,
-    ev.RequestDrained: Run._drained,
-    ev.AcknowledgementsTaken: Run._acks,
-    ev.TransferPinned: Run._pinned,
-    ev.TransferCompleted: Run._settled,
-    ev.TransferFailed: Run._settled,
-    ev.BlocksReserved: Run._blocks,
-    ev.HotLeased: Run._blocks,
-    ev.BlocksAdopted: Run._adopted,
-    ev.HostPagesReserved: Run._pages,
-    ev.PrefixLeased: Run._leased,
-    ev.PagesPublished: Run._published,
-    ev.HostPagesReleased: Run._released,
-}
-
-
-# -- the invariants -------------------------------------------------------------------------------
-
 
 def spill_before_free(run: Run, e: ev.Event) -> Iterator[str]:
-    """A resident block leaves a live request only behind an enqueued copy of its page."""
-    if isinstance(e, ev.BlocksReleased):
-        if e.role is not BlockRole.RESIDENT:
-            return
-    elif not isinstance(e, ev.PagesSpilled):
-        return
-    if e.row not in run.live:
-        return
+    """No block is given back, handed out or written over while it holds what only it has."""
+    match e:
+        case ev.BlocksReleased() | ev.PagesSpilled():
+            yield from _given_back(run, e)
+        case ev.BlocksReserved() | ev.HotLeased() | ev.BlocksEvicted():
+            for block in e.blocks:
+                if run.holders.get(block):
+                    yield f"block {block} is taken while it is {_names(run.holders[block])}"
+                yield from _copied_from(run, block)
+        case ev.StepPlanned():
+            for row, start in zip(e.rows, e.starts, strict=True):
+                if row in run.rows and start < run.rows[row].computed:
+                    yield f"row {row} computes row {start} again, which was accepted"
+            for place in run.written(e):
+                yield from _overwritten(run, place)
+        case ev.IndexPagesCopied():
+            for block in dict.fromkeys(e.blocks):
+                held = [place for place in run.holders.get(block, ()) if place[1] == e.row]
+                yield from _overwritten(run, held[0] if held else (BlockRole.INDEX, e.row, -1))
+        case ev.TransferPinned() if e.kind is TransferKind.RESTORE:
+            for entry, block, page in zip(e.entries, e.blocks, e.pages, strict=True):
+                yield from _overwritten(run, (BlockRole.RESIDENT, e.row, entry))
+                if run.host.get(e.row, {}).get(entry) != page:
+                    yield f"block {block} is restored from page {page}, no copy of entry {entry}"
+
+
+def _names(places: set[Place]) -> str:
+    return ", ".join(f"{role.name} entry {at} of row {row}" for role, row, at in sorted(places))
+
+
+def _given_back(run: Run, e: ev.BlocksReleased | ev.PagesSpilled) -> Iterator[str]:
+    role = e.role if isinstance(e, ev.BlocksReleased) else BlockRole.RESIDENT
+    tenant = run.rows.get(e.row)
     for entry, block in zip(e.entries, e.blocks, strict=True):
-        if entry * run.page_size >= run.computed[e.row]:
-            continue
-        ident = run.host_copy.get((e.row, entry))
-        if ident is None:
-            yield f"block {block} is given back with the only copy of page {entry} of row {e.row}"
-        elif ident:
-            planned = run.transfers[ident]
-            answered = planned.enqueued | planned.completed
-            if planned.failed or answered & planned.readers != planned.readers:
-                yield (
-                    f"block {block} is given back, its copy (transfer {ident}) is enqueued on "
-                    f"ranks {answered:b} of {planned.readers:b}"
-                )
+        held = run.holders.get(block, set())
+        if (role, e.row, entry) not in held:
+            yield f"row {e.row} gives back block {block}, which it does not hold at entry {entry}"
+        if e.trigger is not None and len(held) > 1:
+            yield f"block {block} is {e.trigger.name} while it is {_names(held)}"
+        yield from _copied_from(run, block)
+        if role is BlockRole.RESIDENT and tenant is not None and tenant.live:
+            yield from _only_copy(run, tenant, e.row, entry, block)
+
+
+def _only_copy(run: Run, tenant: Tenant, row: int, entry: int, block: int) -> Iterator[str]:
+    first, end = entry * run.page_size, (entry + 1) * run.page_size
+    if first >= tenant.computed:
+        return
+    page = run.host.get(row, {}).get(entry)
+    if page is None:
+        yield f"block {block} is given back with the only copy of page {entry} of row {row}"
+        return
+    copy = run.page_writer.get(page)
+    if page in run.page_hash or copy is None:
+        return  # found by prefix: complete, and leased (`one_content` checks the lease)
+    if copy.block != block or copy.rows_end < min(tenant.computed, end):
+        yield f"block {block} is given back, transfer {copy.ident} copied other rows than it holds"
+    elif not copy.readable:
+        yield (
+            f"block {block} is given back, its copy (transfer {copy.ident}) is enqueued on "
+            f"ranks {copy.enqueued | copy.completed:b} of {copy.readers:b}"
+        )
+
+
+def _copied_from(run: Run, block: int) -> Iterator[str]:
+    """A planned copy still needs the block: to read it, or (a restore) to write it."""
+    copy = run.copy_of_block.get(block)
+    if copy is not None and (copy.kind is TransferKind.RESTORE or not copy.readable):
+        yield f"block {block} changes hands under transfer {copy.ident}, which is not in its stream"
+
+
+def _overwritten(run: Run, place: Place) -> Iterator[str]:
+    """What is written must be the writer's own block, alone, and not the source of a copy."""
+    block = run.block_at.get(place)
+    if block is None:
+        yield f"row {place[1]} writes {place[0].name} entry {place[2]}, which names no block"
+        return
+    others = run.holders[block] - {place}
+    if others:
+        yield f"block {block} is written by row {place[1]} while it is {_names(others)}"
+    copy = run.copy_of_block.get(block)
+    if copy is not None and copy.kind is not TransferKind.RESTORE and not copy.readable:
+        yield f"block {block} is written while transfer {copy.ident} has yet to read it"
 
 
 def complete_before_publish(run: Run, e: ev.Event) -> Iterator[str]:
-    """A published page was seen complete by every rank that writes it."""
+    """A published page was filled by a copy that every writing rank saw complete."""
     if not isinstance(e, ev.PagesPublished):
         return
-    for page in e.pages:
+    for entry, page in enumerate(e.pages, e.entry):
+        copy = run.page_writer.get(page)
         if not page:
             continue
-        planned = run.transfers[run.page_writer[page]]
-        if planned.failed or planned.completed & planned.writers != planned.writers:
+        if copy is None:
+            yield f"host page {page} is published, and nothing was ever copied to it"
+        elif not copy.complete:
             yield (
-                f"host page {page} is published, its copy (transfer {run.page_writer[page]}) is "
-                f"complete on ranks {planned.completed:b} of {planned.writers:b}"
+                f"host page {page} is published, its copy (transfer {copy.ident}) is "
+                f"complete on ranks {copy.completed:b} of {copy.writers:b}"
             )
+        elif copy.rows_end < (entry + 1) * run.page_size:
+            yield f"host page {page} is published, and was copied before its rows were computed"
 
 
 def publish_accepted_only(run: Run, e: ev.Event) -> Iterator[str]:
-    """Publication ends where accepted, computed rows end."""
+    """Publication has no gap and ends where accepted rows end; accepted rows were planned."""
     if isinstance(e, ev.PagesPublished):
+        tenant = run.rows[e.row]
         end = (e.entry + len(e.pages)) * run.page_size
-        if end > run.computed[e.row]:
-            yield f"row {e.row} publishes rows up to {end}, computed {run.computed[e.row]}"
+        if end > tenant.computed:
+            yield f"row {e.row} publishes rows up to {end}, computed {tenant.computed}"
+        if e.entry != tenant.published:
+            yield f"row {e.row} publishes from page {e.entry}, published {tenant.published}"
+    elif isinstance(e, ev.RowsComputed):
+        for row, count in zip(e.rows, e.counts, strict=True):
+            end = run.rows[row].computed + count
+            if end > run.rows[row].planned:
+                yield f"row {row} accepts rows up to {end}, planned {run.rows[row].planned}"
 
 
 def one_content(run: Run, e: ev.Event) -> Iterator[str]:
-    """Epochs rise at every reuse; whoever adopts an id expects exactly what it holds."""
-    if isinstance(e, ev.BlocksReserved | ev.HotLeased | ev.HostPagesReserved):
-        pages = isinstance(e, ev.HostPagesReserved)
-        known = run.page_epoch if pages else run.block_epoch
-        for ident, epoch in zip(e.pages if pages else e.blocks, e.epochs, strict=True):  # type: ignore[union-attr]
-            if epoch <= known.get(ident, 0):
-                what = "host page" if pages else "block"
-                yield f"{what} {ident} is given out again under epoch {epoch}"
-    elif isinstance(e, ev.BlocksAdopted):
-        n = run.index_pages_per_block if e.role is BlockRole.INDEX else 1
-        for block, entry in zip(e.blocks, e.entries, strict=True):
-            role, owner, held = run.content[block]
-            want = run.hashes(e.row)[entry * n : (entry + 1) * n]
-            # The first owner's hashes may be forgotten; then its published page speaks for it.
-            have = run.hashes_of.get(owner, [])[held * n : (held + 1) * n]
-            if role is not e.role or (have and have != want):
-                yield f"row {e.row} adopts block {block}, which holds another prefix page"
-    elif isinstance(e, ev.PrefixLeased):
-        for page, want_hash in zip(e.pages, run.hashes(e.row), strict=False):
-            if run.page_hash.get(page) != want_hash:
-                yield f"row {e.row} leases host page {page}, which holds another prefix page"
+    """Epochs rise at every reuse; whoever is given an id finds in it exactly what was promised."""
+    match e:
+        case ev.BlocksReserved() | ev.HotLeased():
+            yield from _epochs_rise("block", run.block_epoch, e.blocks, e.epochs)
+        case ev.HostPagesReserved():
+            yield from _epochs_rise("host page", run.page_epoch, e.pages, e.epochs)
+        case ev.BlocksAdopted():
+            yield from _adopted(run, e)
+        case ev.IndexPagesCopied():
+            yield from _copied_index(run, e)
+        case ev.PrefixLeased():
+            hashes = run.rows[e.row].hashes
+            for entry, (page, epoch) in enumerate(zip(e.pages, e.epochs, strict=True)):
+                found = run.page_hash.get(page)
+                if found is None or hashes[entry : entry + 1] != [found]:
+                    yield f"row {e.row} leases host page {page}, which holds another prefix page"
+                if epoch != run.page_epoch.get(page):
+                    yield f"row {e.row} leases host page {page} under epoch {epoch}"
+        case ev.PagesPublished():
+            hashes = run.rows[e.row].hashes
+            for entry, (page, name) in enumerate(zip(e.pages, e.page_hashes, strict=True), e.entry):
+                own = run.host.get(e.row, {}).get(entry) == page and page not in run.page_hash
+                if hashes[entry : entry + 1] != [name] or (page and not own):
+                    yield f"host page {page} is published as page {entry} of row {e.row}"
+
+
+def _epochs_rise(what: str, known: dict[int, int], ids: ev.Ints, epochs: ev.Ints) -> Iterator[str]:
+    for ident, epoch in zip(ids, epochs, strict=True):
+        if epoch <= known.get(ident, 0):
+            yield f"{what} {ident} is given out again under epoch {epoch}"
+
+
+def _adopted(run: Run, e: ev.BlocksAdopted) -> Iterator[str]:
+    n, hashes = run.span(e.role), run.rows[e.row].hashes
+    for entry, block, epoch in zip(e.entries, e.blocks, e.epochs, strict=True):
+        wanted = hashes[entry * n : (entry + 1) * n]
+        found = [_held(run, block, e.role, slot) for slot in range(n)]
+        if epoch != run.block_epoch.get(block) or len(wanted) < n or found != wanted:
+            yield f"row {e.row} adopts block {block}, which holds another prefix page"
+
+
+def _copied_index(run: Run, e: ev.IndexPagesCopied) -> Iterator[str]:
+    n, hashes = run.index_pages_per_block, run.rows[e.row].hashes
+    named = zip(e.sources, e.source_epochs, e.source_slots, e.blocks, e.slots, strict=True)
+    for source, epoch, source_slot, block, slot in named:
+        entries = [at for role, row, at in run.holders.get(block, ()) if row == e.row]
+        page = entries[0] * n + slot if entries else -1
+        wanted = hashes[page] if 0 <= page < len(hashes) else None
+        found = _held(run, source, BlockRole.INDEX, source_slot)
+        if wanted is None or found != wanted or epoch != run.block_epoch.get(source):
+            yield f"row {e.row} copies slot {source_slot} of block {source}, another prefix page"
+
+
+def _held(run: Run, block: int, role: BlockRole, slot: int) -> bytes | None:
+    """Hash of the page in `slot` of a block, if all rows of that page were computed."""
+    held = run.content.get(block)
+    if held is None or held[0] is not role:
+        return None
+    tenant, page = held[1], held[2] * run.span(role) + slot
+    known = page < len(tenant.hashes) and (page + 1) * run.page_size <= tenant.computed
+    return tenant.hashes[page] if known else None
 
 
 def rank_quorum(run: Run, e: ev.Event) -> Iterator[str]:
-    """`last` means that every declared rank really said so."""
-    if isinstance(e, ev.TransferEnqueued | ev.TransferCompleted) and e.last:
+    """Ranks are declared when a copy is planned; each counts once it said so, and no other does."""
+    if isinstance(e, ev.TransferPinned):
+        for what, mask in (("readers", e.readers), ("writers", e.writers)):
+            if not mask or mask & ~run.ranks:
+                yield f"transfers {e.transfers} declare {what} {mask:b} of ranks {run.ranks:b}"
+    elif isinstance(e, ev.TransferEnqueued | ev.TransferCompleted):
         done = isinstance(e, ev.TransferCompleted)
-        for ident in e.transfers:
-            planned = run.transfers[ident]
-            want = planned.writers if done else planned.readers
-            have = planned.completed if done else planned.enqueued | planned.completed
-            if have & want != want:
-                yield f"transfer {ident} counts as answered by {want:b}, ranks {have:b} did"
+        for copy in [run.copies[ident] for ident in e.transfers if ident in run.copies]:
+            declared = copy.writers if done else copy.readers
+            want = declared if e.last else 1 << e.rank
+            have = copy.completed if done else copy.enqueued | copy.completed
+            if have & declared & want != want:
+                yield f"transfer {copy.ident} counts as answered by {want:b}, ranks {have:b} did"
+            if done and copy.failed:
+                yield f"transfer {copy.ident} counts as complete, and a rank failed it"
 
 
 def settle_once(run: Run, e: ev.Event) -> Iterator[str]:
-    """No transfer completes or fails twice."""
-    settles = isinstance(e, ev.TransferFailed) or (isinstance(e, ev.TransferCompleted) and e.last)
-    if settles:
-        for ident in e.transfers:  # type: ignore[attr-defined]
-            if run.transfers[ident].settled:
+    """No transfer moves on after it completed or failed, and none that was never planned."""
+    if isinstance(e, ev.TransferEnqueued | ev.TransferCompleted | ev.TransferFailed):
+        for ident in e.transfers:
+            copy = run.copies.get(ident)
+            if copy is None:
+                yield f"transfer {ident} is not known: never planned, or settled long ago"
+            elif copy.settled:
                 yield f"transfer {ident} settles twice"
 
 
 def host_reuse_after_readers(run: Run, e: ev.Event) -> Iterator[str]:
-    """Host pages go back after the last step that could read them has retired on every rank."""
-    readable = (None, PageTrigger.released)
-    if isinstance(e, ev.HostPagesReleased) and e.trigger in readable:
-        last = run.last_step[e.row]
-        if min(run.retired) < last:
-            yield f"row {e.row} gives host pages back, ranks have retired {run.retired} of {last}"
+    """A host page is given back when the last step and copy that could read it are over."""
+    match e:
+        case ev.HostPagesReleased():
+            yield from _page_given_back(run, e)
+        case ev.HostPagesReserved() | ev.HostPagesEvicted():
+            for page in e.pages:
+                if run.leases.get(page):
+                    yield f"host page {page} is taken from rows {sorted(run.leases[page])}"
+                yield from _page_in_use(run, page, None)
+
+
+def _page_given_back(run: Run, e: ev.HostPagesReleased) -> Iterator[str]:
+    tenant, held = run.rows[e.row], set(run.host.get(e.row, {}).values())
+    for page in e.pages:
+        writer = run.page_writer.get(page)
+        failed = writer is not None and writer.failed
+        if e.row not in run.leases.get(page, ()):
+            yield f"row {e.row} gives back host page {page}, which it does not hold"
+        if e.trigger is not None and len(run.leases.get(page, ())) > 1:
+            yield f"host page {page} is freed under rows {sorted(run.leases[page])}"
+        if e.trigger is PageTrigger.reclaimed and not failed:
+            yield f"host page {page} is reclaimed, and its copy did not fail"
+        # A failed page may have been read by a step under way, whose tokens are never accepted.
+        if page in held and not failed:
+            yield from _page_in_use(run, page, e.row)
+            if tenant.live:
+                yield f"live row {e.row} gives back host page {page}, which holds rows of it"
+            if min(run.retired) < tenant.last_step:
+                yield (
+                    f"row {e.row} gives host page {page} back, ranks have retired "
+                    f"{run.retired} of {tenant.last_step}"
+                )
+
+
+def _page_in_use(run: Run, page: int, row: int | None) -> Iterator[str]:
+    """Copies of `row` (None: of anybody) that still read or write the page."""
+    writer = run.page_writer.get(page)
+    busy = set(run.reads_of_page.get(page, ()))
+    busy |= {writer.ident} if writer is not None and not writer.settled else set()
+    busy = {ident for ident in busy if row is None or run.copies[ident].row == row}
+    if busy:
+        yield f"host page {page} changes hands under transfers {sorted(busy)}"
 
 
 RUN_CHECKS: dict[str, Callable[[Run, ev.Event], Iterator[str]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from hisparse.fsm.machines import BlockState, HotState, PageState
+from hisparse.fsm.machines import BlockRole, BlockState, HotState, PageState
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table, TransferKind
 
@@ -62,7 +62,7 @@ def refcount_exact(state: State) -> Iterator[str]:
 
 def always_readable(state: State) -> Iterator[str]:
     """Every computed row of a live request: in a readable block, or on a readable host page."""
-    rows, page_size = state.rows, state.config.pools.page_size
+    rows, page_size = state.rows, state.page_size
     live = np.flatnonzero(rows.live)
     if not len(live):
         return
@@ -72,11 +72,14 @@ def always_readable(state: State) -> Iterator[str]:
     durable = np.isin(page_state, (PageState.COMPLETED, PageState.PUBLISHED))
     enqueued = page_state == PageState.ENQUEUED
     hot = np.array([state.request_of(r).hot is HotState.LEASED for r in live.tolist()])
-    on_host = (host > 0) & (durable | enqueued) & hot[:, None]
+    # A resolve reads the block that an entry names, and the host only where it names none.
+    on_host = (resident == 0) & (host > 0) & (durable | enqueued) & hot[:, None]
     block_state = state.blocks.state[resident]
-    restoring = (block_state == BlockState.RESERVED) & durable
+    filling = [t.block for t in state.transfers.values() if t.kind is TransferKind.RESTORE]
+    restoring = (block_state == BlockState.RESERVED) & durable & np.isin(resident, filling)
     kept = (BlockState.DIRTY, BlockState.PINNED, BlockState.ENQUEUED, BlockState.CLEAN)
-    on_gpu = (resident > 0) & (np.isin(block_state, kept) | restoring)
+    owned = state.blocks.role[resident] == BlockRole.RESIDENT
+    on_gpu = (resident > 0) & owned & (np.isin(block_state, kept) | restoring)
     for at, entry in np.argwhere(needed & ~on_gpu & ~on_host)[:4].tolist():
         row = int(live[at])
         yield (

@@ -1,0 +1,74 @@
+# Everything is set up in .venv and nothing outside of the checkout is touched. `make help`.
+# PYTHON is the interpreter that .venv is made with.
+PYTHON ?= python3
+TORCH := torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+DEMO := runs/demo
+
+.PHONY: demo test lint clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    the main job with its log on disk, then a replay of that log"
+	@echo "make test    the tests; none needs a GPU"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove .venv, runs and caches"
+	@echo "Each sets up .venv at need. PYTHON=python3.x chooses its interpreter (3.11 or later)."
+
+# -- set-up: a stamp a stage, redone when pyproject.toml or this file changes ----------------------
+# Torch first and pinned, so that no later requirement can choose another build of it.
+$(VENV)/.torch: Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) must be Python 3.11 or later: call make with PYTHON=python3.x" >&2; exit 1; }
+	@echo "setting up $(VENV): $(TORCH)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install '$(TORCH)'
+	@touch $@
+
+$(VENV)/.run: pyproject.toml $(VENV)/.torch
+	@echo "setting up $(VENV): hisparse" >&2
+	@$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.torch
+	@echo "setting up $(VENV): hisparse[test]" >&2
+	@$(PIP) install -e '.[test]'
+	@touch $(VENV)/.run $@
+
+$(VENV)/.lint: pyproject.toml $(VENV)/.torch
+	@echo "setting up $(VENV): hisparse[test,lint]" >&2
+	@$(PIP) install -e '.[test,lint]'
+	@touch $(VENV)/.run $(VENV)/.test $@
+
+# -- what people call ------------------------------------------------------------------------------
+# Fails unless the run verifies, every path of the tiers was taken, and the log replays to its end.
+demo: $(VENV)/.run
+	@rm -rf $(DEMO) $(DEMO).txt $(DEMO)-replay.txt && mkdir -p $(dir $(DEMO))
+	@echo '$$ hisparse run --requests 64 --log $(DEMO)'
+	@$(BIN)/hisparse run --requests 64 --log $(DEMO) >$(DEMO).txt; \
+	  code=$$?; cat $(DEMO).txt; exit $$code
+	@for name in requests_finished spills hot_hits hot_misses prefix_hit_tokens; do \
+	  awk -v name=$$name '$$1 == name && $$2 > 0 { found = 1 } END { exit !found }' $(DEMO).txt || \
+	    { echo "the demo shows no $$name" >&2; exit 1; }; done
+	@echo && echo '$$ hisparse replay $(DEMO)'
+	@$(BIN)/hisparse replay $(DEMO) >$(DEMO)-replay.txt; \
+	  code=$$?; cat $(DEMO)-replay.txt; exit $$code
+	@live=$$(awk '$$1 == "state_digest" { print $$2 }' $(DEMO).txt); \
+	  replayed=$$(awk '$$1 == "state_digest" { print $$2 }' $(DEMO)-replay.txt); echo; \
+	  if [ -n "$$live" ] && [ "$$live" = "$$replayed" ]; \
+	  then echo "digests equal: live $$live, replayed $$replayed"; \
+	  else echo "digests differ: live $$live, replayed $$replayed" >&2; exit 1; fi
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find hisparse tests -name __pycache__ -type d -prune -exec rm -rf {} +

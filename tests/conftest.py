@@ -1,0 +1,1 @@
+"""Puts `tests/` on the import path, for the rigs that several folders of tests share."""

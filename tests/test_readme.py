@@ -1,0 +1,45 @@
+"""The README keeps its word: its example runs, is as short as promised, and its links exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLE_LINES_MAX = 15
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_embedding_example_runs():
+    set_up, example = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(set_up, "README.md, set-up", "exec"), names)
+    exec(compile(example, "README.md, example", "exec"), names)
+    # It is about offload: pages left the GPU, and were read where they went.
+    assert names["coordinator"].metrics.counts["spills"] > 0
+    assert names["worker"].statistics()["host_rows"] > 0
+
+
+def test_the_embedding_example_is_short():
+    example = blocks("python")[1]
+    assert len([line for line in example.splitlines() if line.strip()]) <= EXAMPLE_LINES_MAX
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_the_demo_on_the_first_screen_is_a_run_that_held():
+    """Its output was pasted from a run: the two digests in it are equal, and all went well."""
+    (demo,) = blocks("console")
+    digests = set(re.findall(r"^  state_digest +([0-9a-f]{32})$", demo, re.MULTILINE))
+    assert demo.startswith("$ make demo") and len(digests) == 1
+    assert re.search(r"^  tokens_identical +yes$", demo, re.MULTILINE)
+    assert re.search(r"^  violations +0$", demo, re.MULTILINE)
