@@ -90,7 +90,7 @@ class ScheduleConfig(_Model):
 
     max_requests: int = Field(default=256, gt=0, description="requests that hold a row at once")
     max_model_len: int = Field(gt=0, description="tokens of the longest request")
-    prefill_chunk: int = Field(default=64, gt=0, description="most prompt rows a request gets a step")
+    prefill_chunk: int = Field(default=64, gt=0, description="most prompt rows of a request a step")
     step_rows: int = Field(default=256, gt=0, description="most rows in a step, over all requests")
     lookahead_rows: int = Field(default=0, ge=0, description="rows beyond the next token")
 

@@ -29,7 +29,7 @@ from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log_disk import open_log
-from hisparse.fsm.wire import Ack, Acknowledgements, AckKind, SparseKVOffloadCommand
+from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, SparseKVOffloadCommand
 from hisparse.kv.coordinator import HiSparseCoordinator
 
 LAYOUT = ModelLayout(row_bytes=656, index_row_bytes=132, index_groups=((0, 1, 2, 3), (4, 5, 6, 7)))
@@ -77,9 +77,7 @@ class Decoding:
             log, Codec(EVENT_TYPES), stream="scheduler", config_json=self.config.model_dump_json()
         )
         self.coordinator = HiSparseCoordinator(self.config, self.log)
-        self.connector = HiSparseConnector(
-            KVConnectorRole.SCHEDULER, coordinator=self.coordinator
-        )
+        self.connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator)
         self.worker = Loopback()
         self.output = KVConnectorOutput()
         self._hash = 0
@@ -158,9 +156,7 @@ def bench_coordinator(
         "ring": LogConfig(mode="ring"),
         "disk": LogConfig(mode="disk", dir=directory),
     }
-    worlds = {
-        mode: Decoding(requests, tokens, gpu_blocks, log) for mode, log in modes.items()
-    }
+    worlds = {mode: Decoding(requests, tokens, gpu_blocks, log) for mode, log in modes.items()}
     samples: dict[str, list[list[float]]] = {mode: [] for mode in modes}
     for _ in range(runs):
         for mode, world in worlds.items():  # interleaved: drift of the machine hits all alike

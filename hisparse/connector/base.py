@@ -1,8 +1,8 @@
 """Small connector bases, named as serving engines name theirs; an engine passes both metas unread.
 
-    scheduler                                            worker
-    build_connector_meta() ── kv_connector_metadata ──►  start_load_kv(meta)
-    update_connector_output() ◄── KVConnectorOutput ───  get_output()
+scheduler                                            worker
+build_connector_meta() ── kv_connector_metadata ──►  start_load_kv(meta)
+update_connector_output() ◄── KVConnectorOutput ───  get_output()
 """
 
 from __future__ import annotations

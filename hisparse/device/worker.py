@@ -159,7 +159,8 @@ class HiSparseWorker:
         """What can be acknowledged by now; never blocks.
 
         Returns everything that no command has said was taken in (so that a message that got lost
-        is sent again by itself, and duplicates are inert at the scheduler); None if nothing is. A step's RETIRED comes after the COMPLETED of its restores.
+        is sent again by itself, and duplicates are inert at the scheduler); None if nothing is.
+        A step's RETIRED comes after the COMPLETED of its restores.
         """
         retired: list[int] = []
         while self._steps and self.device.query(self._steps[0][1]):

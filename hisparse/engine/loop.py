@@ -120,9 +120,7 @@ class ReferenceEngine:
         total = len(prompt) + work.max_new
         epoch = self.coordinator.arrive(work.request, len(prompt), total, hashes)
         parent = hashes[-1] if hashes else b""
-        served = Served(
-            work.request, epoch, len(prompt), work.max_new, prompt, parent, len(hashes)
-        )
+        served = Served(work.request, epoch, len(prompt), work.max_new, prompt, parent, len(hashes))
         if served.key in self.coordinator.state.waiting:
             self.live[served.key] = served
         else:
@@ -143,9 +141,7 @@ class ReferenceEngine:
         served.parent = hashes[-1] if hashes else b""
         served.hashed = len(hashes)
         total = served.prompt_tokens + served.max_new
-        served.epoch = self.coordinator.arrive(
-            served.request, len(served.tokens), total, hashes
-        )
+        served.epoch = self.coordinator.arrive(served.request, len(served.tokens), total, hashes)
         self.live[served.key] = served
 
     def _close(self, served: Served, outcome: str) -> None:
@@ -263,7 +259,7 @@ class ReferenceEngine:
         if self._stalled > STALL_STEPS_MAX:
             raise InvariantViolation(
                 "progress",
-                f"{len(state.requests)} requests are held, nothing computed for {self._stalled} steps",
+                f"{len(state.requests)} requests held, nothing computed for {self._stalled} steps",
                 seq=state.seq,
             )
 

@@ -1,9 +1,9 @@
 """The main job: serve a workload over the tiers, verify every bit, and report.
 
-    1. oracle      every request alone, everything resident, no pools at all
-    2. hisparse    the same requests through scheduler, log, worker and tiers, checked as it runs
-    3. resident    the same arrivals and tokens through the same scheduler with offload off, at the
-                   same GPU budget and without bound: concurrency and peak blocks (no forward pass)
+1. oracle      every request alone, everything resident, no pools at all
+2. hisparse    the same requests through scheduler, log, worker and tiers, checked as it runs
+3. resident    the same arrivals and tokens through the same scheduler with offload off, at the
+               same GPU budget and without bound: concurrency and peak blocks (no forward pass)
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ class Job:
         expected = self._oracle() if self.config.verify else {}
         codec = Codec(EVENT_TYPES)
         log = open_log(
-            self.hisparse.log, codec, stream="scheduler", config_json=self.hisparse.model_dump_json()
+            self.hisparse.log,
+            codec,
+            stream="scheduler",
+            config_json=self.hisparse.model_dump_json(),
         )
         try:
             return self._served(expected, log)
@@ -288,4 +291,3 @@ def succeeded(report: dict[str, Any]) -> bool:
 
 def as_json(report: dict[str, Any]) -> str:
     return json.dumps(report, indent=2, default=float)
-

@@ -66,7 +66,8 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
         yield ev.TransferEnqueued(cause, e.rank, last, ints(t.transfer for t in group))
         if last:
             yield from _replace_spilled(state, group, cause)
-    for last, group in _by_quorum([t for t in completed if not t.completed & bit], bit, "completed"):
+    unseen = [t for t in completed if not t.completed & bit]
+    for last, group in _by_quorum(unseen, bit, "completed"):
         rows = sorted({t.row for t in group})
         yield ev.TransferCompleted(cause, e.rank, last, ints(t.transfer for t in group))
         if last:

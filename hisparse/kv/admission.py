@@ -179,9 +179,7 @@ def _place_hit(state: State, row: int, hit: int, cause: int) -> Decision[None]:
     if len(entries):
         adopted = blocks[entries]
         epochs = block_epochs(state, adopted)
-        yield ev.BlocksAdopted(
-            cause, BlockRole.RESIDENT, row, ints(entries), ints(adopted), epochs
-        )
+        yield ev.BlocksAdopted(cause, BlockRole.RESIDENT, row, ints(entries), ints(adopted), epochs)
     missing = np.flatnonzero(state.table(Table.RESIDENT)[row, :hit] == 0)
     if not len(missing):
         return

@@ -173,9 +173,7 @@ class HiSparseCoordinator:
         before = self.state.rows.computed[at]
         hash_rows = tuple(row for row, _ in page_hashes)
         hashes = tuple(page_hash for _, page_hash in page_hashes)
-        seq = self._record(
-            ev.RowsComputed(0, step, tuple(rows), tuple(counts), hash_rows, hashes)
-        )
+        seq = self._record(ev.RowsComputed(0, step, tuple(rows), tuple(counts), hash_rows, hashes))
         page_size = self.state.page_size
         after = self.state.rows.computed[at] // page_size
         for i in np.flatnonzero(before // page_size < after).tolist():

@@ -2,8 +2,8 @@
 
 At an end the request's leases are handed over in the same decision: pages with a copy under way
 stay leased to it (the copy still publishes), everything else on the GPU goes back at once, since
-all writers are stream-ordered. Host pages go back when every rank has retired the last step that could
-read them and every transfer has settled; only then is the row free for another request.
+all writers are stream-ordered. Host pages go back when every rank has retired the last step that
+could read them and every transfer has settled; only then is the row free for another request.
 """
 
 from __future__ import annotations

@@ -65,9 +65,7 @@ def spill_head(state: State, row: int, most: int, cause: int) -> Decision[int]:
     yield from lease_hot(state, row, cause)
     blocks = state.table(Table.RESIDENT)[row, entries].astype(np.int64)
     states = state.blocks.state[blocks]
-    yield from pin(
-        state, TransferKind.SPILL, row, entries[states == BlockState.DIRTY], cause
-    )
+    yield from pin(state, TransferKind.SPILL, row, entries[states == BlockState.DIRTY], cause)
     yield from replace_enqueued(state, row, entries[states == BlockState.ENQUEUED], cause)
     yield from _drop_clean(state, row, entries[states == BlockState.CLEAN], cause)
     return len(entries)

@@ -12,9 +12,7 @@ from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.host_pool import page_epochs
 
 
-def pin(
-    state: State, kind: TransferKind, row: int, entries: I64, cause: int
-) -> Decision[None]:
+def pin(state: State, kind: TransferKind, row: int, entries: I64, cause: int) -> Decision[None]:
     """Plan a copy of table entries `entries` of `row`, from GPU to host or (RESTORE) back.
 
     Copies to the host fill the request's reservation in order. Every rank reads its own source;

@@ -27,8 +27,8 @@ from hisparse.kv.decision import ints
 
 def relay(events):
     """A decision made of `events`: a list's own iterator could not be sent their seqs."""
-    for event in events:
-        yield event
+    while events:
+        yield events.pop(0)
 
 
 @contextmanager

@@ -203,6 +203,4 @@ def hot_released(state: State, e: ev.HotReleased, seq: int) -> None:
 
 def _move_hot(state: State, row: int, trigger: HotTrigger, seq: int) -> None:
     request = state.request_of(row)
-    request.hot = HotState(
-        HOT_REGION.next(request.hot, trigger, row, epoch=request.epoch, seq=seq)
-    )
+    request.hot = HotState(HOT_REGION.next(request.hot, trigger, row, epoch=request.epoch, seq=seq))
