@@ -66,8 +66,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not gpu"
 
 lint: $(VENV)/.lint
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/ruff check .; code=$$?; $(BIN)/mypy && exit $$code
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -6,6 +6,7 @@ are computed once, here, so that scheduler and worker cannot disagree about them
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -203,7 +204,7 @@ def check_capacity(config: HiSparseConfig) -> HiSparseConfig:
         )
     pages = config.max_pages + 1
     if config.offload and config.host_pages < pages:
-        gib = pages * config.host_page_bytes / GIB
+        gib = math.ceil(pages * config.host_page_bytes / GIB * 1e6) / 1e6  # as it is printed
         raise CapacityError(
             f"pools.host_pool_gib={config.pools.host_pool_gib:g} holds {config.host_pages} host "
             f"pages, and one request of {tokens} tokens needs {pages}: use at least {gib:.6f}"

@@ -127,6 +127,7 @@ class RowColumns:
         )
         self.used = np.zeros(n, dtype=np.bool_)
         self.prompt = np.zeros(n, dtype=np.int64)  # rows of the prompt
+        self.limit = np.zeros(n, dtype=np.int64)  # most rows it may ever compute
         self.live = np.zeros(n, dtype=np.bool_)
         self.computed = np.zeros(n, dtype=np.int64)  # rows computed and accepted
         self.planned = np.zeros(n, dtype=np.int64)  # rows computed or in a step under way

@@ -132,9 +132,20 @@ class HiSparseCoordinator:
 
         Returns:
             How many each may compute now: what it wants, or less under pressure.
+
+        Raises:
+            UsageError: a row is not live, or would compute more than its `max_tokens`.
         """
         held = self.state.rows
         at, wanted = np.array(rows, dtype=np.int64), np.array(rows_wanted, dtype=np.int64)
+        wrong = ~held.live[at] | (held.computed[at] + wanted > held.limit[at]) | (wanted < 0)
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise UsageError(
+                f"request row {rows[i]} wants {rows_wanted[i]} rows: it is "
+                f"{'live' if held.live[rows[i]] else 'not live'}, has computed "
+                f"{held.computed[rows[i]]} and was admitted for {held.limit[rows[i]]}"
+            )
         room = held.pages[at] * self.state.page_size - held.computed[at]
         granted: list[int] = np.minimum(room, wanted).tolist()
         for i in np.flatnonzero(room < wanted).tolist():

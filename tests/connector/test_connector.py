@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def scheduler(config=None, log=None):
     connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator)
     coordinator.arrive("a", 9, 20, (b"1" * 16, b"2" * 16))
     coordinator.admit_waiting()
-    coordinator.plan_step([0], [coordinator.grow(0, 8)])
+    coordinator.plan_step([0], coordinator.grow([0], [8]))
     return coordinator, connector
 
 
@@ -160,7 +162,7 @@ def test_commands_follow_each_other_without_a_gap():
     made.run(workload(0))
     ends = [(command.from_seq, command.to_seq) for command in ranks.commands]
     assert ends[0][0] == 0
-    assert all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ends))
     assert any(command.transfers for command in ranks.commands)
 
 
@@ -215,7 +217,7 @@ def answered():
     coordinator, connector = scheduler()
     connector.build_connector_meta()
     coordinator.rows_computed(1, [0], [8])
-    coordinator.plan_step([0], [coordinator.grow(0, 1)])
+    coordinator.plan_step([0], coordinator.grow([0], [1]))
     command = decoded(connector.build_connector_meta())
     assert len(command.transfers) == 2
     (message,) = Ranks().answer(command)

@@ -38,7 +38,7 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     rows.used[e.row] = rows.live[e.row] = True
     rows.computed[e.row] = rows.planned[e.row] = e.hit_tokens
     rows.pages[e.row] = e.hit_tokens // state.page_size
-    rows.prompt[e.row] = request.prompt_tokens
+    rows.prompt[e.row], rows.limit[e.row] = request.prompt_tokens, request.max_tokens
     rows.pages_max[e.row] = ceil_div(request.max_tokens, state.page_size)
 
 
@@ -137,7 +137,7 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
     state.by_row[e.row] = None
     rows.used[e.row] = False
     counters = (rows.computed, rows.planned, rows.published, rows.last_step, rows.pages)
-    for column in (*counters, rows.pages_max, rows.prompt):
+    for column in (*counters, rows.pages_max, rows.prompt, rows.limit):
         column[e.row] = 0
 
 
