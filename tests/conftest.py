@@ -1,1 +1,30 @@
-"""Puts `tests/` on the import path, for the rigs that several folders of tests share."""
+"""Set-up of every test: fixed property-test profiles, one torch thread, and `tests/` on the path.
+
+Profiles of Hypothesis: `ci`, the default, draws the same examples on every run and on any machine;
+`dev` (``pytest --hypothesis-profile dev``) explores anew each time. A test's own `max_examples`
+wins over both.
+
+Helper modules are imported by name: pytest puts the folder of a test file on the path, and, since
+this file is here, `tests/` itself, for the rigs that several folders share. So every file name
+below `tests/` has to be unique.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch: its threads spin while they wait, and starve a shared machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=100,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("dev", deadline=None, max_examples=200)
+settings.load_profile("ci")

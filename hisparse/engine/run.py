@@ -121,17 +121,19 @@ class Job:
     def run(self) -> dict[str, Any]:
         """All three parts; returns the report."""
         expected = self._oracle() if self.config.verify else {}
-        codec = Codec(EVENT_TYPES)
-        log = open_log(
-            self.hisparse.log,
-            codec,
-            stream="scheduler",
-            config_json=self.hisparse.model_dump_json(),
-        )
+        log = self._open_log("scheduler")
         try:
             return self._served(expected, log)
         finally:
             log.close()
+
+    def _open_log(self, stream: str) -> EventLog:
+        return open_log(
+            self.hisparse.log,
+            Codec(EVENT_TYPES),
+            stream=stream,
+            config_json=self.hisparse.model_dump_json(),
+        )
 
     def _oracle(self) -> dict[str, ReferenceResult]:
         start = time.perf_counter()
@@ -147,9 +149,11 @@ class Job:
 
     def _served(self, expected: dict[str, ReferenceResult], log: EventLog) -> dict[str, Any]:
         start = time.perf_counter()
-        verify = self.config.verify
+        verify, log_mode = self.config.verify, self.hisparse.log.mode
         coordinator = HiSparseCoordinator(self.hisparse, log)
-        worker = HiSparseWorker(self.hisparse, self.device)
+        rank_log = self._open_log("rank-0") if log_mode == "disk" else None
+        sink = rank_log.append if rank_log is not None else None
+        worker = HiSparseWorker(self.hisparse, self.device, sink=sink)
         oracle, live = ContentOracle(expected), LiveChecks(coordinator, worker)
         runner = TieredRunner(
             self.model,
@@ -168,6 +172,8 @@ class Job:
         oracle.engine = engine
 
         def after_step(engine: ReferenceEngine) -> None:
+            if rank_log is not None:
+                rank_log.commit()
             if verify:
                 live.after_step()
             self.progress("hisparse", len(engine.done), len(self.workload))
@@ -181,6 +187,8 @@ class Job:
         report |= self._resident(served)
         report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         worker.close()
+        if rank_log is not None:
+            rank_log.close()
         return report
 
     def _report(

@@ -382,6 +382,13 @@ PLANTED = {
 }
 
 
+# Stories whose beginning breaks another invariant already.
+WRONG_BEFORE = (
+    "a spill whose host page was given back",
+    "a step writes a block that another row holds too",
+)
+
+
 def checked(*events):
     checker = Checker(CONFIG)
     for seq, event in enumerate(events, 1):
@@ -393,6 +400,7 @@ def checked(*events):
 def test_a_planted_violation_is_found_by_name(what):
     name, before, event = PLANTED[what]
     checker = checked(*before)
+    assert not checker.violations or what in WRONG_BEFORE
     found = checker.event(len(before) + 1, event)
     assert name in {violation.invariant for violation in found}
     assert {violation.seq for violation in found} == {len(before) + 1}
@@ -521,7 +529,9 @@ def test_a_spoilt_state_is_found_by_name(state, name, spoil):
 # -- runs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed,write_back", [*itertools.product(range(4), ("eager", "on_pressure"))])
+@pytest.mark.parametrize(
+    "seed,write_back", [*itertools.product(range(4), ("eager", "on_pressure"))]
+)
 def test_a_clean_run_has_no_violation(seed, write_back):
     config = small_config(write_back=write_back)
 
