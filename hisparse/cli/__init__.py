@@ -10,6 +10,7 @@ from __future__ import annotations
 import click
 
 from hisparse import __version__
+from hisparse.cli.bench import bench
 from hisparse.cli.errors import OneLineGroup
 from hisparse.cli.replay import replay
 from hisparse.cli.run import run
@@ -25,7 +26,7 @@ def cli() -> None:
     """
 
 
-for command in (run, replay, trace):
+for command in (run, replay, trace, bench):
     cli.add_command(command)
 
 

@@ -124,7 +124,8 @@ def refuse_used_log(log: LogConfig) -> None:
 
 def limit_threads() -> None:
     """One thread: a second one saves a sixth of the time on idle cores, and where cores are shared
-    its spinning waits take ten times the whole run. OMP_NUM_THREADS overrides."""
+    its spinning waits take ten times the whole run. OMP_NUM_THREADS overrides. Raises ConfigError
+    where there is no torch."""
     try:
         import torch
     except ImportError:

@@ -1,0 +1,77 @@
+"""`hisparse bench`: measured figures, in one run, as medians with their spread and ratios."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from hisparse.bench.measure import Case, as_json, as_table
+
+
+def _report(measure: Callable[[Path], list[Case]], json: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="hisparse-bench-") as directory:
+        cases = measure(Path(directory))
+    click.echo(as_json(cases) if json else as_table(cases))
+
+
+_json = click.option("--json", is_flag=True, help="Print the cases as JSON.")
+_runs = click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
+
+
+@click.group()
+def bench() -> None:
+    """Measure a part of hisparse on this machine.
+
+    Example: hisparse bench coordinator --json
+    """
+
+
+@bench.command()
+@click.option("--requests", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--tokens", type=click.IntRange(64), default=32_768, show_default=True)
+@click.option("--gpu-blocks", type=click.IntRange(2), default=200_000, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=256, show_default=True)
+@_runs
+@_json
+def coordinator(
+    requests: int, tokens: int, gpu_blocks: int, steps: int, runs: int, json: bool
+) -> None:
+    """The scheduler's part of a steady decode step, with the log off, ring and disk.
+
+    Example: hisparse bench coordinator --requests 64
+    """
+    from hisparse.bench.coordinator import bench_coordinator
+
+    def measure(directory: Path) -> list[Case]:
+        return bench_coordinator(
+            directory,
+            requests=requests,
+            tokens=tokens,
+            gpu_blocks=gpu_blocks,
+            steps=steps,
+            runs=runs,
+        )
+
+    _report(measure, json)
+
+
+@bench.command()
+@click.option("--requests", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--tokens", type=click.IntRange(64), default=32_768, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=512, show_default=True)
+@_runs
+@_json
+def log(requests: int, tokens: int, steps: int, runs: int, json: bool) -> None:
+    """Events appended (off, ring, disk) and folded.
+
+    Example: hisparse bench log --runs 3
+    """
+    from hisparse.bench.log import bench_log
+
+    def measure(directory: Path) -> list[Case]:
+        return bench_log(directory, requests=requests, tokens=tokens, steps=steps, runs=runs)
+
+    _report(measure, json)
