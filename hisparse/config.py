@@ -63,7 +63,10 @@ class PoolConfig(_Model):
     page_size: int = Field(default=64, gt=0, description="tokens a page")
     gpu_blocks: int = Field(gt=1, description="fixed-size blocks of the packed GPU pool")
     host_pool_gib: float = Field(
-        gt=0, description="host-cache capacity per data-parallel replica, GiB"
+        gt=0,
+        le=1 << 20,
+        allow_inf_nan=False,
+        description="host-cache capacity per data-parallel replica, GiB",
     )
 
 

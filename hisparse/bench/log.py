@@ -54,7 +54,7 @@ def bench_log(
     for run in range(runs):
         for mode in ("off", "ring", "disk"):
             where = directory / f"{mode}{run}" if mode == "disk" else None
-            config = LogConfig(mode=mode, dir=where)  # type: ignore[arg-type]
+            config = LogConfig.model_validate({"mode": mode, "dir": where})
             log = open_log(config, Codec(EVENT_TYPES), stream="scheduler")
             start = time.perf_counter()
             for i, (_, event) in enumerate(events):

@@ -19,8 +19,6 @@ from hisparse.config import LogConfig
 from hisparse.engine.options import RunConfig, refuse_unbuilt
 from hisparse.errors import ConfigError
 
-STREAM = "scheduler"
-
 
 def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
     """An option that maps to the RunConfig field of the same name, default shown from there."""
@@ -114,11 +112,9 @@ def refuse_used_log(log: LogConfig) -> None:
     the old log: opening one for writing moves a torn tail aside. Raises ConfigError."""
     if log.mode != "disk" or log.dir is None:
         return
-    stream = log.dir / STREAM
-    if any(stream.glob("*.seg")):
+    if any(log.dir.glob("*/*.seg")):
         raise ConfigError(
-            f"log.dir={str(log.dir)!r} already holds a log ({STREAM}/): give an empty directory, "
-            f"or remove this one"
+            f"log.dir={str(log.dir)!r} already holds a log: give an empty directory, or remove it"
         )
 
 

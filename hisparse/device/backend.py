@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = Any  # numpy array on `cpu`, a device tensor on another backend
 Op = Callable[[], None]
-Sink = Callable[[events.Event], None]
+Sink = Callable[[events.Event], object]
 
 
 class Event(Protocol):

@@ -120,10 +120,9 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         """All three parts; returns the report."""
-        expected = self._oracle() if self.config.verify else {}
         log = self._open_log("scheduler")
         try:
-            return self._served(expected, log)
+            return self._served(self._oracle() if self.config.verify else {}, log)
         finally:
             log.close()
 

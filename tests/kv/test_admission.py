@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_rig import SchedulerRig, make_config
+from kv_rig import SchedulerRig, make_config
 
-from hisparse.errors import CapacityError, UsageError
 from hisparse.config import check_capacity
+from hisparse.errors import CapacityError, UsageError
 from hisparse.fsm import events as ev
 from hisparse.kv.budget import promised, spare
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_rig import SchedulerRig, make_config
+from kv_rig import SchedulerRig, make_config
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockState

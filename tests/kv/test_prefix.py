@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_rig import PAGE, SchedulerRig, make_config
+from kv_rig import PAGE, SchedulerRig, make_config
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockState

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_rig import SchedulerRig, make_config
+from kv_rig import SchedulerRig, make_config
 
 from hisparse.errors import ProtocolError
 from hisparse.fsm import events as ev
-from hisparse.fsm.wire import Ack, Acknowledgements, AckKind, TransferKind
+from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, TransferKind
 
 PROMPT = list(range(40))  # ten pages
 

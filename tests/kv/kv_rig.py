@@ -18,7 +18,7 @@ from hisparse.fsm.fold import fold
 from hisparse.fsm.log import MemoryLog
 from hisparse.fsm.machines import BlockState, PageState
 from hisparse.fsm.state import digest
-from hisparse.fsm.wire import Ack, Acknowledgements, AckKind, SparseKVOffloadCommand, Table
+from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, SparseKVOffloadCommand, Table
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
