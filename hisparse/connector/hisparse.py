@@ -88,10 +88,11 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """Acknowledgements go to the coordinator, whatever the state of any request queue."""
+        coordinator = self.coordinator
         if output.kv_connector_worker_meta is None:
             return
         for acks in _ACKS.decode(output.kv_connector_worker_meta):
-            if self.coordinator.update_acknowledgements(acks):
+            if coordinator.update_acknowledgements(acks):
                 self.taken += 1
             else:
                 self.inert += 1
@@ -101,10 +102,11 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- worker role ------------------------------------------------------------------------------
     def start_load_kv(self, metadata: bytes | None) -> None:
+        worker = self.worker
         if metadata is not None:
             command = _COMMANDS.decode(metadata)
             self._step = command.step
-            self.worker.begin_step(command)
+            worker.begin_step(command)
 
     def wait_for_save(self) -> None:
         self.worker.end_step(self._step)

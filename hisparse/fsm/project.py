@@ -69,6 +69,8 @@ class Projection:
             case ev.AcknowledgementsTaken():
                 self.acked[e.rank] = e.last_seq
             case ev.RequestAdmitted():
+                # What the row's last request changed since the last command is over with it.
+                self.tables = [update for update in self.tables if update.row != e.row]
                 self.resets.append(e.row)
             case ev.PrefixLeased():
                 self._set(Table.HOST, e.row, range(len(e.pages)), e.pages)

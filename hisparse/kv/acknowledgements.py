@@ -114,8 +114,8 @@ def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decisi
     yield ev.TransferFailed(cause, rank, ints(t.transfer for t in failed))
     lost = {t.row for t in failed if t.kind is TransferKind.RESTORE or not t.holds_block}
     for t in failed:
-        if t.kind is TransferKind.RESTORE:
-            continue
+        if t.kind is TransferKind.RESTORE or not t.holds_block:
+            continue  # a step under way may read the lost page: it stays until the request drains
         page = np.array([t.page])
         yield ev.HostPagesReleased(
             cause, t.row, PageTrigger.reclaimed, ints(page), page_epochs(state, page)

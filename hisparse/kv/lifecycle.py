@@ -76,9 +76,13 @@ def drain(state: State, key: Key, cause: int) -> Decision[None]:
         return
     pages = state.table(Table.HOST)[row].astype(np.int64)
     pages = pages[pages > 0][::-1]  # tail first: the head of a prefix is evicted last
-    published = state.pages.state[pages] == PageState.PUBLISHED
-    for trigger, chosen in ((PageTrigger.released, ~published), (None, published)):
-        if chosen.any():
-            gone = pages[chosen]
+    states = state.pages.state[pages]
+    for trigger, wanted in (
+        (PageTrigger.reclaimed, PageState.FAILED),
+        (PageTrigger.released, PageState.COMPLETED),
+        (None, PageState.PUBLISHED),
+    ):
+        gone = pages[states == wanted]
+        if len(gone):
             yield ev.HostPagesReleased(cause, row, trigger, ints(gone), page_epochs(state, gone))
     yield ev.RequestDrained(cause, *key, row)

@@ -94,8 +94,10 @@ COMPUTED = [*admitted(), *placed(), *computed()]  # rows 0..7: pages 0 and 1 of 
 PINNED = [*COMPUTED, pinned()]
 COPIED = [*PINNED, *copied(1, 2)]
 PUBLISHED = [*COPIED, published()]
+ENDED = [ev.RequestFinished(0, "r0", 1, "stop"), acks(0, retired=1), acks(1, retired=1)]
 DRAINED = [
-    *[*PUBLISHED, ev.RequestFinished(0, "r0", 1, "stop"), acks(0, retired=1), acks(1, retired=1)],
+    *PUBLISHED,
+    *ENDED,
     ev.BlocksReleased(0, RESIDENT, 0, BlockTrigger.cached, (0, 1), (5, 6), (1, 1)),
     ev.BlocksReleased(0, INDEX, 0, BlockTrigger.cached, (0,), (15,), (1,)),
     given_back(None, (10, 11)),
@@ -135,6 +137,11 @@ PLANTED = {
     "a spill whose copy failed on a rank": (
         SPILL,
         [*PINNED, *copied(1, 2, completed=False), acks(1, failed=(1,))],
+        spilled(0),
+    ),
+    "a spill whose copy failed and settled": (
+        SPILL,
+        [*PINNED, acks(0, failed=(1,)), ev.TransferFailed(0, 0, (1,))],
         spilled(0),
     ),
     "a spill whose copy another epoch's acknowledgement settled": (
@@ -187,7 +194,7 @@ PLANTED = {
     ),
     "a shared block is freed by one of its owners": (
         SPILL,
-        [*SECOND[:-2], adopt(), *admitted(2), adopt(row=2)],
+        [*SECOND[:-2], lease(), adopt(), *admitted(2), adopt(row=2)],
         ev.BlocksReleased(0, RESIDENT, 1, DROPPED, (0,), (5,), (1,)),
     ),
     "a step writes a block that another row holds too": (
@@ -321,6 +328,11 @@ PLANTED = {
         [*PINNED, *copied(1, 2, completed=False)],
         ev.TransferCompleted(0, 1, True, (1,)),
     ),
+    "a completion of a copy that a rank failed": (
+        QUORUM,
+        [*PINNED, acks(0, completed=(1,)), acks(1, failed=(1,))],
+        ev.TransferCompleted(0, 0, False, (1,)),
+    ),
     "a copy that declares no reader": (
         QUORUM,
         COMPUTED,
@@ -353,11 +365,20 @@ PLANTED = {
         [*PINNED, ev.RequestFinished(0, "r0", 1, "stop"), acks(0, retired=1), acks(1, retired=1)],
         given_back(PageTrigger.released, (10,)),
     ),
-    "a live request loses a host page": (READERS, COPIED, given_back(PageTrigger.released, (10,))),
+    "a live request loses a host page": (
+        READERS,
+        [*COPIED, acks(0, retired=1), acks(1, retired=1)],
+        given_back(PageTrigger.released, (10,)),
+    ),
+    "a host page is given back by who does not hold it": (
+        READERS,
+        [*COMPUTED, *admitted(1)],
+        given_back(PageTrigger.abandoned, (12,), row=1),
+    ),
     "a host page is reclaimed whose copy did not fail": (
         READERS,
-        PINNED,
-        given_back(PageTrigger.reclaimed, (10,)),
+        COMPUTED,
+        given_back(PageTrigger.reclaimed, (12,)),
     ),
     "a leased host page is given out": (
         READERS,
@@ -376,7 +397,7 @@ PLANTED = {
     ),
     "a host page is freed under another row's lease": (
         READERS,
-        [*PUBLISHED, *admitted(1), lease()],
+        [*PUBLISHED, *admitted(1), lease(), *ENDED],
         given_back(PageTrigger.released, (10,)),
     ),
 }

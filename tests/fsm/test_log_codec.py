@@ -18,7 +18,7 @@ from hisparse.fsm.codec import (
     encode_header,
     parse_frames,
 )
-from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.events import EVENT_TYPES, Event
 
 
 class Named(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
@@ -128,3 +128,12 @@ def test_a_header_survives_and_ignores_fields_of_a_later_version():
 def test_a_compression_that_is_not_known_is_named():
     with pytest.raises(LogError, match="'zstd'"):
         decode_header(encode_header(msgspec.structs.replace(HEADER, compression="zstd")))
+
+
+def test_a_reworded_docstring_is_not_another_format() -> None:
+    def types(words: str) -> tuple[type[Event], ...]:
+        body = {"__annotations__": {"x": int}, "__doc__": words, "__module__": __name__}
+        made = type(Event)("Toy", (Event,), body, frozen=True, gc=False, array_like=True, tag=1)
+        return (made,)
+
+    assert Codec(types("One.")).schema_digest == Codec(types("Another.")).schema_digest

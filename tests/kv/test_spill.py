@@ -160,3 +160,31 @@ def test_a_duplicate_is_inert_and_a_gap_is_refused():
             Acknowledgements(0, 1, 500, (Ack(AckKind.RETIRED, 1),))
         )
     assert rig.coordinator.digest() == before
+
+
+def test_one_rank_may_complete_before_another_has_enqueued():
+    rig = SchedulerRig(make_config(blocks=64, ranks=2))
+    key = rig.arrive("q", PROMPT)
+    rig.step(ack=False)
+    transfers = [t.transfer for t in rig.step(ack=False).transfers]
+    rig.complete(*transfers, rank=0)
+    assert set(rig.block_states(key)[:10]) == {"PINNED"}, "rank 1 has not even queued its copy"
+    rig.complete(*transfers, rank=1)
+    assert set(rig.block_states(key)[:10]) == {"CLEAN"} and len(rig.state.prefix) == 10
+
+
+def test_a_lost_page_is_reused_only_after_the_steps_that_could_read_it():
+    rig, first, _ = squeezed()
+    command = rig.step(only=[first], ack=False)
+    spill = next(t for t in command.transfers if t.kind is TransferKind.SPILL)
+    rig.enqueue(*[t.transfer for t in command.transfers])
+    later = rig.step(only=[first], ack=False)  # may read the page in stream order
+    rig.fail(spill.transfer)
+    assert rig.page_state(spill.host) == "FAILED"
+    flying = [t for t in (*command.transfers, *later.transfers) if t is not spill]
+    rig.complete(*[t.transfer for t in flying])
+    assert rig.page_state(spill.host) == "FAILED"
+    rig.retire()
+    for _ in range(3):
+        rig.step()
+    assert rig.page_state(spill.host) != "FAILED"

@@ -110,6 +110,7 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
     blocks, pages, request = ids(e.blocks), ids(e.pages), state.request_of(e.row)
     check_epochs("block", state.blocks.epoch, blocks, ids(e.block_epochs))
     check_epochs("host page", state.pages.epoch, pages, ids(e.page_epochs))
+    assert e.readers and not e.readers & ~e.writers, "every reading rank writes its own copy"
     entries = ids(e.entries)
     resident, host = state.table(Table.RESIDENT)[e.row], state.table(Table.HOST)[e.row]
     assert (resident[entries] == blocks).all(), "a transfer names the block of another entry"

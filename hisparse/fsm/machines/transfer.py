@@ -45,6 +45,8 @@ TRANSFER = Machine(
     [
         (_T.enqueued_partial, _S.PINNED, _S.PINNED),
         (_T.enqueued_last, _S.PINNED, _S.ENQUEUED),
+        # One rank's copy may be over before another rank's is in its stream.
+        (_T.completed_partial, _S.PINNED, _S.PINNED),
         (_T.completed_partial, _S.ENQUEUED, _S.ENQUEUED),
         (_T.completed_last, _S.ENQUEUED, _S.COMPLETED),
         (_T.failed, [_S.PINNED, _S.ENQUEUED, _S.CANCEL_REQUESTED], _S.FAILED),
