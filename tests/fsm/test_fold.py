@@ -14,7 +14,7 @@ from hisparse.errors import IllegalTransition, LogError, StaleEpoch
 from hisparse.fsm import events as ev
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.fold import HANDLERS, evolve, fold
-from hisparse.fsm.machines import BlockRole
+from hisparse.fsm.machines import BlockRole, BlockTrigger
 from hisparse.fsm.state import State, digest
 
 CONFIG = small_config()
@@ -131,7 +131,7 @@ def test_a_block_is_reserved_under_the_next_epoch_only(epoch):
     state = admitted()
     evolve(
         state,
-        ev.BlocksReleased(0, BlockRole.RESIDENT, 0, ev.BlockTrigger.abandoned, (0,), (5,), (1,)),
+        ev.BlocksReleased(0, BlockRole.RESIDENT, 0, BlockTrigger.abandoned, (0,), (5,), (1,)),
         4,
     )
     with pytest.raises(StaleEpoch, match="block 5 has epoch 1"):
@@ -139,7 +139,7 @@ def test_a_block_is_reserved_under_the_next_epoch_only(epoch):
 
 
 def test_an_id_with_an_old_epoch_names_nothing():
-    event = ev.BlocksReleased(0, BlockRole.RESIDENT, 0, ev.BlockTrigger.abandoned, (0,), (5,), (0,))
+    event = ev.BlocksReleased(0, BlockRole.RESIDENT, 0, BlockTrigger.abandoned, (0,), (5,), (0,))
     with pytest.raises(StaleEpoch, match="block 5 has epoch 1, the event names 0"):
         evolve(admitted(), event, 4)
 

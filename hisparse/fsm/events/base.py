@@ -1,0 +1,17 @@
+"""The base of all events, and the types that their fields are made of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+Ints = tuple[int, ...]
+Hashes = tuple[bytes, ...]
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Base of all events. `cause` is the seq of what led to this one (0: nothing in the log)."""
+
+    is_input: ClassVar[bool] = False
+    cause: int
