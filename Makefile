@@ -1,4 +1,4 @@
-# Everything is set up in .venv and nothing outside of the checkout is touched. `make help`.
+# Everything is set up in .venv and nothing outside of the checkout is touched but pip's cache. `make help`.
 # PYTHON is the interpreter that .venv is made with.
 PYTHON ?= python3
 TORCH := torch==2.13.0

@@ -15,10 +15,11 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_embedding_example_runs():
-    set_up, example = blocks("python")
+    set_up, example, ending = blocks("python")
     names: dict[str, object] = {}
     exec(compile(set_up, "README.md, set-up", "exec"), names)
     exec(compile(example, "README.md, example", "exec"), names)
+    exec(compile(ending, "README.md, ending", "exec"), names)
     # It is about offload: pages left the GPU, and were read where they went.
     assert names["coordinator"].metrics.counts["spills"] > 0
     assert names["worker"].statistics()["host_rows"] > 0

@@ -65,7 +65,8 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 )
 @_field(
     "--verify/--no-verify",
-    "Compare tokens, logits and bytes with the oracle, and check invariants (on by default).",
+    "Compare tokens, logits and bytes with the oracle, and check invariants (on by default). The "
+    "checks run on the simulated streams, so copies complete at other steps without them.",
 )
 @_field("--seed", "Seed of weights, tokens, streams and aborts.", type=int, metavar="S")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
