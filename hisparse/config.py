@@ -105,7 +105,21 @@ class LogConfig(_Model):
     mode: Literal["off", "ring", "disk"] = "ring"
     dir: Path | None = None
     fsync: Literal["never", "interval", "commit"] = "never"
+    fsync_interval_s: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="of fsync 'interval': between syncs"
+    )
     ring_events: int = Field(default=100_000, gt=0)
+    segment_bytes: int = Field(
+        default=64 << 20, gt=0, le=1 << 30, description="size at which a segment is sealed"
+    )
+    snapshot_events: int = Field(
+        default=0, ge=0, description="events from one snapshot to the next; 0: never"
+    )
+    compress: bool = Field(default=False, description="compress sealed segments with zstd")
+    on_error: Literal["stop", "continue"] = Field(
+        default="stop",
+        description="a disk that refuses: raise, or drop the events, counted, behind a LogGap",
+    )
 
     @model_validator(mode="after")
     def _disk_has_dir(self) -> LogConfig:

@@ -26,9 +26,10 @@ from hisparse.config import (
 )
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
-from hisparse.fsm.log_disk import open_log
+from hisparse.fsm.log_open import open_log
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, SparseKVOffloadCommand
 from hisparse.kv.coordinator import HiSparseCoordinator
 
@@ -68,6 +69,7 @@ class Decoding:
 
     def __init__(self, requests: int, tokens: int, gpu_blocks: int, log: LogConfig) -> None:
         decoded = 4096
+        self.chunk = min(8192, tokens + PAGE_SIZE)
         probe = self._config(requests, tokens + decoded, gpu_blocks, 1.0, log)
         pages = requests * probe.max_pages * HOST_SLACK
         self.config = self._config(
@@ -83,9 +85,8 @@ class Decoding:
         self._hash = 0
         self._prefill(requests, tokens, tokens + decoded)
 
-    @staticmethod
     def _config(
-        requests: int, tokens: int, gpu_blocks: int, host_gib: float, log: LogConfig
+        self, requests: int, tokens: int, gpu_blocks: int, host_gib: float, log: LogConfig
     ) -> HiSparseConfig:
         return HiSparseConfig(
             layout=LAYOUT,
@@ -94,8 +95,8 @@ class Decoding:
             schedule=ScheduleConfig(
                 max_requests=requests,
                 max_model_len=tokens,
-                prefill_chunk=8192,
-                step_rows=requests * 8192,
+                prefill_chunk=self.chunk,
+                step_rows=requests * self.chunk,
             ),
             log=log,
         )
@@ -111,8 +112,13 @@ class Decoding:
             hashes = [self._next_hash() for _ in range(length // PAGE_SIZE)]
             self.coordinator.arrive(f"r{i}", length, longest, hashes)
         rows = self.coordinator.state.rows
-        while (np.minimum(rows.computed, tokens) < tokens).any():
+        while (rows.computed < tokens).any():
             self.step(prefill=True)
+            if self.coordinator.state.waiting:
+                raise ConfigError(
+                    f"gpu_blocks={self.config.pools.gpu_blocks} cannot hold {requests} requests of "
+                    f"{longest} tokens at once: use more"
+                )
 
     def step(self, prefill: bool = False) -> float:
         """One scheduler step; returns the seconds of the scheduler's part."""
@@ -123,7 +129,7 @@ class Decoding:
         columns = coordinator.state.rows
         live = np.flatnonzero(columns.live)
         left = columns.prompt[live] - columns.computed[live]
-        wanted = np.where(left > 0, np.minimum(left, 8192), 1)
+        wanted = np.where(left > 0, np.minimum(left, self.chunk), 1)
         granted = np.array(coordinator.grow(live.tolist(), wanted.tolist()))
         rows, counts = live[granted > 0].tolist(), granted[granted > 0].tolist()
         step = coordinator.plan_step(rows, counts)

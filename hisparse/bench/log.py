@@ -16,7 +16,7 @@ from hisparse.config import LogConfig
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES, Event
 from hisparse.fsm.fold import fold
-from hisparse.fsm.log_disk import open_log
+from hisparse.fsm.log_open import open_log
 
 COMMIT_EVERY = 64
 

@@ -11,10 +11,12 @@ import click
 
 from hisparse import __version__
 from hisparse.cli.bench import bench
+from hisparse.cli.check import check
 from hisparse.cli.errors import OneLineGroup
 from hisparse.cli.replay import replay
 from hisparse.cli.run import run
 from hisparse.cli.trace import trace
+from hisparse.cli.why import why
 
 
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (run, replay, trace, bench):
+for command in (run, replay, check, why, trace, bench):
     cli.add_command(command)
 
 

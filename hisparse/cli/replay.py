@@ -12,34 +12,35 @@ from typing import Any
 
 import click
 import numpy as np
-from pydantic import ValidationError
 
 from hisparse.cli.errors import LOSS, say
 from hisparse.cli.output import table
-from hisparse.config import HiSparseConfig, config_error
-from hisparse.errors import HiSparseError, InvariantViolation, LogError
-from hisparse.fsm.codec import Codec, SegmentHeader, UnknownEvent
-from hisparse.fsm.events import EVENT_TYPES
-from hisparse.fsm.fold import evolve
-from hisparse.fsm.log_files import OsDisk
-from hisparse.fsm.log_reader import DiskReader, Loss, Segment, segment_numbers
+from hisparse.config import HiSparseConfig
+from hisparse.errors import LogError
+from hisparse.fsm.log_history import LogHistory
+from hisparse.fsm.log_reader import Loss
 from hisparse.fsm.machines import BlockRole, BlockState, PageState
 from hisparse.fsm.state import State, digest
-
-STREAM = "scheduler"
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--at", "where", default="last", help="SEQ, step:N or last.", show_default=True)
+@click.option("--watch", "watched", help="block=N, page=N, request=ID or transfer=N.")
 @click.option("--json", "as_json", is_flag=True, help="Print the state as JSON.")
-def replay(directory: Path, as_json: bool) -> int:
-    """Fold the log in DIRECTORY and print the state that it amounts to.
+def replay(directory: Path, where: str, watched: str | None, as_json: bool) -> int:
+    """Fold the log in DIRECTORY and print the state that it amounts to, at its end or --at a place.
+    With --watch, print instead each event that changed that id, and what it changed.
 
     Exits 3 if the log ends in a torn tail: what is printed is the state before it.
 
     Example: hisparse replay runs/one --json
     """
-    state, loss = fold_directory(directory)
+    from hisparse.cli.replay_at import replay_at, replay_watch
+
+    if watched is not None:
+        return replay_watch(directory, watched, where, as_json)
+    state, loss = fold_directory(directory) if where == "last" else replay_at(directory, where)
     report = describe(state, loss)
     click.echo(json.dumps(report, indent=2) if as_json else table(grouped(report)))
     if loss is not None:
@@ -49,51 +50,19 @@ def replay(directory: Path, as_json: bool) -> int:
 
 
 def fold_directory(directory: Path) -> tuple[State, Loss | None]:
-    """The state after every event of the log in `directory`, and the torn tail, if there is one.
+    """The state at the end of the log in `directory`, and the torn tail, if there is one.
 
-    Raises LogError for no log, for damage, and for an event that this version does not know;
-    InvariantViolation ``replay_equal`` for events that contradict the state.
+    Raises LogError for damage, and as `LogHistory.open` and `LogHistory.state_at` do.
     """
-    stream = directory / STREAM
-    reader = DiskReader(stream, Codec(EVENT_TYPES))
-    state = State(read_config(directory))
-    for seq, event in reader:
-        if isinstance(event, UnknownEvent):
-            raise LogError(f"event {seq} has kind {event.kind}, which this version does not know")
-        try:
-            evolve(state, event, seq)
-        except HiSparseError:
-            raise
-        except Exception as error:  # ids and lengths of a foreign log may be anything
-            text = (
-                f"{type(event).__name__} cannot follow the state: {error or type(error).__name__}"
-            )
-            raise InvariantViolation("replay_equal", text, seq=seq) from error
-    return state, reader.loss
+    history = LogHistory.open(directory)
+    if history.loss is not None and not history.loss.torn:
+        raise LogError(str(history.loss))
+    return history.state_at(history.last_seq), history.loss
 
 
 def read_config(directory: Path) -> HiSparseConfig:
     """The configuration in the header of the log's first segment. Raises LogError."""
-    stream, disk = directory / STREAM, OsDisk()
-    if not directory.is_dir():
-        raise LogError(f"{directory}: no such directory; give the one that --log wrote to")
-    numbers = segment_numbers(disk, stream) if stream.is_dir() else []
-    if not numbers:
-        raise LogError(f"{directory} holds no log: {STREAM}/00000001.seg is missing")
-    try:
-        first = Segment(disk, stream, numbers[0])
-    except OSError as error:
-        raise LogError(f"cannot read {directory}: {error.strerror or error}") from error
-    header = first.header
-    first.close()
-    if not isinstance(header, SegmentHeader):
-        raise LogError(f"{directory}: {first.name} is damaged: {header}")
-    try:
-        return HiSparseConfig.model_validate_json(header.config)
-    except ValidationError as error:
-        raise LogError(
-            f"{directory}: its configuration is unusable: {config_error(error)}"
-        ) from None
+    return LogHistory.open(directory).config
 
 
 def describe(state: State, loss: Loss | None) -> dict[str, Any]:

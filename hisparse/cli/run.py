@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -18,6 +18,8 @@ from hisparse.cli.output import Progress, table
 from hisparse.config import LogConfig
 from hisparse.engine.options import RunConfig, refuse_unbuilt
 from hisparse.errors import ConfigError
+
+POLICIES: tuple[str, ...] = get_args(RunConfig.model_fields["policy"].annotation)
 
 
 def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
@@ -45,7 +47,7 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 @_field("--top-k", "Rows that attention reads.", type=int, metavar="N")
 @_field("--hot-rows", "Rows of a request's hot region.", type=int, metavar="N")
 @_field("--write-back", "When a sealed page is copied: eager or on_pressure.", metavar="WHEN")
-@_field("--policy", "Residency policy.", metavar="NAME")
+@_field("--policy", f"Residency policy: {', '.join(POLICIES)}.", metavar="NAME")
 @_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
 @_field("--spec", "Speculated tokens a step (not built yet).", type=int, metavar="N")
 @click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
@@ -85,6 +87,7 @@ def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any)
         options["log"] = {"mode": "disk", "dir": log_dir}
     elif log_mode is not None:
         options["log"] = {"mode": log_mode}
+    refuse_unknown_policy(options.get("policy"))
     config = RunConfig.model_validate(options)
     refuse_unbuilt(config)
     refuse_used_log(config.log)
@@ -106,6 +109,12 @@ def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any)
     if report["tokens_identical"] is False:
         say(f"tokens differ from the oracle's: {', '.join(report['requests_differing'][:20])}")
     return 0 if succeeded(report) else VIOLATION
+
+
+def refuse_unknown_policy(name: str | None) -> None:
+    """Raises ConfigError, with the accepted names, for a policy that nobody knows."""
+    if name is not None and name not in POLICIES:
+        raise ConfigError(f"policy={name!r} is unknown: use one of {', '.join(POLICIES)}")
 
 
 def refuse_used_log(log: LogConfig) -> None:

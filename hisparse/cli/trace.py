@@ -10,7 +10,8 @@ import click
 
 from hisparse.cli.errors import say
 from hisparse.engine.options import RunConfig
-from hisparse.engine.trace import generate_trace, write_trace
+from hisparse.engine.trace import write_trace
+from hisparse.engine.trace_generate import generate_trace
 
 
 def _default(name: str) -> Any:

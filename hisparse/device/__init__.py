@@ -8,7 +8,8 @@ from __future__ import annotations
 from hisparse.device.backend import Device
 from hisparse.errors import ConfigError, DeviceError
 
-BACKENDS = ("cpu", "cuda")
+USABLE = ("cpu",)
+UNBUILT = ("cuda",)
 
 
 def open_device(name: str, *, seed: int = 0, lag: float = 0.5, run_ahead: int = 4096) -> Device:
@@ -26,7 +27,10 @@ def open_device(name: str, *, seed: int = 0, lag: float = 0.5, run_ahead: int = 
     if name == "cuda":
         _refuse_hip()
         raise DeviceError("cuda: not built yet; use 'cpu'")
-    raise ConfigError(f"device={name!r} is unknown: use one of {', '.join(BACKENDS)}")
+    raise ConfigError(
+        f"device={name!r} is unknown: use one of {', '.join(USABLE)} "
+        f"({', '.join(UNBUILT)}: not built yet)"
+    )
 
 
 def _refuse_hip() -> None:

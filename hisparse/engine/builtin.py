@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,24 @@ import torch
 
 from hisparse.config import ModelLayout
 from hisparse.device.rows import StepRows
+from hisparse.engine.builtin_exact import (
+    EXACT_F32,
+    QMAX,
+    RMS,
+    Linear,
+    from_bytes,
+    quantise,
+    require_exact,
+    to_bytes,
+)
+from hisparse.engine.builtin_indexer import (
+    INDEX_HEADS,
+    INDEX_WIDTH,
+    MAX_POSITIONS,
+    Indexer,
+    Selector,
+    Span,
+)
 from hisparse.errors import ConfigError, UsageError
 
 VOCAB = 384
@@ -44,27 +63,17 @@ LATENT = 96
 ROPE = 32
 ROW = LATENT + ROPE
 MLP = 256
-INDEX_HEADS = 4
-INDEX_WIDTH = 20
 GROUPS = ((0, 1, 2), (3, 4, 5))
 
-QMAX = 127
-RMS = 32.0  # of a quantised activation: clips at four sigma
 GRID = 256.0  # residual steps in 1.0
 RESIDUAL_MAX = float((1 << 20) - 1)
-EXACT_F32 = 1 << 24
-MAX_POSITIONS = 1 << 20  # the tie-break digits of a top-k key
 MAX_TOP_K = 2048
-HEAD_WEIGHTS = (1, 2, 4, 8)  # powers of two add no significant bits to a query
 PHASES = 1 << 16
 SOFTMAX_PEAK = 64  # 2048 * 64 * 127 < 2**24: a weighted sum over the whole top-k is exact
 SOFTMAX_STEP = 256.0
 SOFTMAX_TABLE = 128
-SELECT_ELEMENTS = 1 << 22  # scores of one selection call: bounds its memory at any context
 PLACES = 251  # period of the additive position table: keeps greedy decoding out of short loops
 EOS_HANDICAP = 0.6  # sigmas off the EOS logit: rare, but not never
-
-Span = tuple[int, int, int, int]  # first token, end token, request row, context length at the end
 
 
 class KVAccess(Protocol):
@@ -90,40 +99,12 @@ class KVAccess(Protocol):
 
 
 @dataclass(frozen=True)
-class _Linear:
-    """An integer matrix, [in, out], and the factor that brings its product to rms `RMS`."""
-
-    weight: torch.Tensor
-    scale: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight
-
-
-@dataclass(frozen=True)
 class _Layer:
-    query: _Linear
-    cached: _Linear
-    out: _Linear
-    up: _Linear
-    down: _Linear
-
-
-@dataclass(frozen=True)
-class _Indexer:
-    query: _Linear
-    key: _Linear
-    head_weight: _Linear
-    bias: torch.Tensor  # what every query likes: heavy hitters that outlive one step
-
-
-def _require_exact(bound: int, what: str) -> None:
-    if bound >= EXACT_F32:
-        raise ConfigError(f"{what} may reach {bound}, and float32 is exact only below {EXACT_F32}")
-
-
-def _quantise(x: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.round(x * scale).clamp_(-QMAX, QMAX)
+    query: Linear
+    cached: Linear
+    out: Linear
+    up: Linear
+    down: Linear
 
 
 def _norm(h: torch.Tensor) -> torch.Tensor:
@@ -131,10 +112,6 @@ def _norm(h: torch.Tensor) -> torch.Tensor:
     wide = h.double()
     mean = (wide * wide).sum(-1, keepdim=True) / WIDTH
     return torch.round(wide / torch.sqrt(mean + 1.0) * RMS).clamp_(-QMAX, QMAX).float()
-
-
-def _bytes(x: torch.Tensor) -> np.ndarray:
-    return np.ascontiguousarray(x.to(torch.int8).cpu().numpy()).view(np.uint8)
 
 
 def _spans(step: StepRows, max_model_len: int) -> list[Span]:
@@ -177,17 +154,13 @@ class BuiltinModel:
         self.seed, self.top_k, self.max_model_len = seed, top_k, max_model_len
         self.device = torch.device(device)
         self.layout = ModelLayout(row_bytes=ROW, index_row_bytes=INDEX_WIDTH, index_groups=GROUPS)
+        self._selector = Selector(top_k, max_model_len, self.device)
         self._build_tables()
         self._build_weights(np.random.RandomState(seed))
 
     # -- construction ----------------------------------------------------------------------------
     def _tensor(self, values: object) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device)
-
-    def _float(self, data: np.ndarray) -> torch.Tensor:
-        """Cached bytes as the integers they are."""
-        writable = np.require(data, requirements="W").view(np.int8)  # torch warns of read-only
-        return torch.from_numpy(writable).to(self.device).float()
 
     def _build_tables(self) -> None:
         turn = [2 * math.pi * i / PHASES for i in range(PHASES)]
@@ -199,19 +172,15 @@ class BuiltinModel:
         self._steps = torch.tensor(steps, dtype=torch.int64, device=self.device)
         decay = [round(SOFTMAX_PEAK * math.exp(-i / 24)) for i in range(SOFTMAX_TABLE - 1)]
         self._softmax = self._tensor([*decay, 0])
-        self._at = torch.arange(self.max_model_len, device=self.device)
-        self._tie = (MAX_POSITIONS - 1 - self._at).double()
-        self._head_weights = self._tensor(HEAD_WEIGHTS)
-        _require_exact(MAX_TOP_K * SOFTMAX_PEAK * QMAX, "a weighted sum over the top-k")
-        _require_exact(INDEX_HEADS * INDEX_WIDTH * max(HEAD_WEIGHTS) * QMAX**2, "a top-k score")
+        require_exact(MAX_TOP_K * SOFTMAX_PEAK * QMAX, "a weighted sum over the top-k")
 
     def _build_weights(self, random: np.random.RandomState) -> None:
         # RandomState, because numpy promises its stream for ever; a Generator's may change
-        def linear(inner: int, outer: int, gain: float = 1.0) -> _Linear:
-            _require_exact(inner * QMAX**2, f"a sum of {inner} int8 products")
+        def linear(inner: int, outer: int, gain: float = 1.0) -> Linear:
+            require_exact(inner * QMAX**2, f"a sum of {inner} int8 products")
             weight = random.randint(-QMAX, QMAX + 1, size=(inner, outer))
             sigma = math.sqrt(QMAX * (QMAX + 1) / 3)
-            return _Linear(self._tensor(weight), gain / (sigma * math.sqrt(inner)))
+            return Linear(self._tensor(weight), gain / (sigma * math.sqrt(inner)))
 
         grid = GRID / RMS  # a unit-gain block adds 1.0 rms to the residual
         self._embed = self._tensor(random.randint(-256, 257, size=(VOCAB, WIDTH)))
@@ -227,7 +196,7 @@ class BuiltinModel:
             for _ in range(self.layout.layers)
         ]
         self._indexers = [
-            _Indexer(
+            Indexer(
                 query=linear(WIDTH, INDEX_HEADS * INDEX_WIDTH, 0.5),
                 key=linear(WIDTH, INDEX_WIDTH),
                 head_weight=linear(WIDTH, INDEX_HEADS, 2 / RMS),
@@ -270,8 +239,9 @@ class BuiltinModel:
                 top_k = None
                 if layer == layers[0]:
                     indexer = self._indexers[group]
-                    kv.write_index(group, _bytes(_quantise(indexer.key(x), indexer.key.scale)))
-                    top_k = self._select(group, x, spans, kv)
+                    kv.write_index(group, to_bytes(self._selector.row(indexer, x)))
+                    keys_of = partial(kv.index_keys, group)
+                    top_k = self._selector.select(indexer, x, spans, keys_of)
                     selected = torch.from_numpy(top_k >= 0).to(self.device)
                 h = self._attend(layer, h, x, turn, kv.gather(layer, top_k), selected)
                 h = self._mlp(layer, h)
@@ -290,54 +260,17 @@ class BuiltinModel:
         """Rotate int8 [n, heads, ROPE] by its position; int8 again. Products are exact."""
         cos, sin = turn[0][:, None], turn[1][:, None]
         a, b = x[..., : ROPE // 2], x[..., ROPE // 2 :]
-        return _quantise(torch.cat((a * cos - b * sin, a * sin + b * cos), -1), 1 / QMAX)
+        return quantise(torch.cat((a * cos - b * sin, a * sin + b * cos), -1), 1 / QMAX)
 
     def _row(
         self, layer: int, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> np.ndarray:
         """The rows to cache: uint8 [n, row_bytes]."""
         cached = self._layers[layer].cached
-        row = _quantise(cached(x), cached.scale)[:, None]
-        return _bytes(torch.cat((row[..., :LATENT], self._rope(row[..., LATENT:], turn)), -1)[:, 0])
-
-    def _select(self, group: int, x: torch.Tensor, spans: list[Span], kv: KVAccess) -> np.ndarray:
-        """The leader's selection: int32 [n, top_k], ascending, then -1 where there are too few."""
-        indexer = self._indexers[group]
-        q = _quantise(indexer.query(x), indexer.query.scale).add_(indexer.bias)
-        q = q.clamp_(-QMAX, QMAX).view(-1, INDEX_HEADS, INDEX_WIDTH)
-        head = torch.round(indexer.head_weight(x) * indexer.head_weight.scale + 1.5)
-        head = self._head_weights[head.clamp_(0, len(HEAD_WEIGHTS) - 1).long()]
-        # a positive weight commutes with relu, so it goes into the query: one pass less over scores
-        q = (q * head[..., None]).transpose(0, 1)
-        chosen = torch.full((len(x), self.top_k), MAX_POSITIONS, device=self.device)
-        for start, end, row, length in spans:
-            keys = self._float(kv.index_keys(group, row, length))
-            block = max(1, SELECT_ELEMENTS // (INDEX_HEADS * length))
-            for i in range(start, end, block):
-                j = min(end, i + block)
-                self._best(q[:, i:j], keys[: length - (end - j)], chosen[i:j])
-        chosen = chosen.sort(-1).values.int().cpu()
-        top_k: np.ndarray = chosen.masked_fill_(chosen == MAX_POSITIONS, -1).numpy()
-        return top_k
-
-    def _best(self, q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
-        """Top-k positions of the last m tokens among T keys into `out`, int64 [m, k], unordered.
-
-        Taken by unique keys score * 2**20 + (2**20 - 1 - position), exact below 2**53: ties
-        prefer the earlier position, so that the selected set does not depend on the algorithm.
-        """
-        m, total = q.shape[1], len(keys)
-        at = self._at[:total]
-        future = at > at[total - m :, None] if m > 1 else None  # a last token has no future
-        if total <= self.top_k:  # everything is selected, whatever its score
-            out[:, :total] = at if future is None else at.masked_fill(future, MAX_POSITIONS)
-            return
-        score = (q.reshape(-1, INDEX_WIDTH) @ keys.T).relu_().view(INDEX_HEADS, m, total).sum(0)
-        unique = score.double().mul_(MAX_POSITIONS).add_(self._tie[:total])
-        if future is not None:
-            unique.masked_fill_(future, -1.0)
-        best = unique.topk(self.top_k, sorted=False)
-        out[:] = best.indices.masked_fill_(best.values < 0, MAX_POSITIONS)
+        row = quantise(cached(x), cached.scale)[:, None]
+        return to_bytes(
+            torch.cat((row[..., :LATENT], self._rope(row[..., LATENT:], turn)), -1)[:, 0]
+        )
 
     def _attend(
         self,
@@ -350,9 +283,9 @@ class BuiltinModel:
     ) -> torch.Tensor:
         """Residual after attention over `gathered`, uint8 [n, k, row_bytes], where `selected`."""
         weights = self._layers[layer]
-        q = _quantise(weights.query(x), weights.query.scale).view(-1, HEADS, ROW)
+        q = quantise(weights.query(x), weights.query.scale).view(-1, HEADS, ROW)
         q = torch.cat((q[..., :LATENT], self._rope(q[..., LATENT:], turn)), -1)
-        kv = self._float(gathered)
+        kv = from_bytes(gathered, self.device)
         score = torch.bmm(q, kv.transpose(1, 2))
         hidden = ~selected[:, None]
         score.masked_fill_(hidden, -float(EXACT_F32))
@@ -360,14 +293,14 @@ class BuiltinModel:
         step = torch.floor(below * (1 / SOFTMAX_STEP)).clamp_(max=SOFTMAX_TABLE - 1)
         weight = self._softmax[step.long()].masked_fill_(hidden, 0.0)
         mixed = torch.bmm(weight, kv[..., :LATENT]) / weight.sum(-1, keepdim=True)
-        context = _quantise(mixed, 1.5).view(-1, HEADS * LATENT)
+        context = quantise(mixed, 1.5).view(-1, HEADS * LATENT)
         return self._add(h, weights.out(context), weights.out.scale)
 
     def _mlp(self, layer: int, h: torch.Tensor) -> torch.Tensor:
         weights = self._layers[layer]
-        up = _quantise(weights.up(_norm(h)), weights.up.scale)
+        up = quantise(weights.up(_norm(h)), weights.up.scale)
         # an odd square: relu's would have a mean, which makes one token win every time
-        return self._add(h, weights.down(_quantise(up * up.abs(), 1 / 32)), weights.down.scale)
+        return self._add(h, weights.down(quantise(up * up.abs(), 1 / 32)), weights.down.scale)
 
     def _add(self, h: torch.Tensor, out: torch.Tensor, scale: float) -> torch.Tensor:
         return (h + torch.round(out * scale)).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)

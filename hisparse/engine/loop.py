@@ -60,6 +60,7 @@ class Served:
     hashed: int = 0  # whole pages hashed so far
     logits: list[np.ndarray] = field(default_factory=list)
     outcome: str = "live"
+    confirmed_rows: int = 0  # rows that no copy's failure can take back
 
     @property
     def key(self) -> tuple[str, int]:
@@ -68,6 +69,17 @@ class Served:
     @property
     def generated(self) -> list[int]:
         return self.tokens[self.prompt_tokens :]
+
+    @property
+    def certain(self) -> bool:
+        """Whether every token so far was sampled from a confirmed row."""
+        return self.confirmed_rows >= len(self.tokens) - 1
+
+    def withdraw_provisional(self) -> None:
+        """Forget the tokens that were sampled from rows that are not confirmed."""
+        kept = max(self.prompt_tokens, self.confirmed_rows + 1)
+        del self.tokens[kept:]
+        del self.logits[kept - self.prompt_tokens :]
 
 
 @dataclass
@@ -108,6 +120,7 @@ class ReferenceEngine:
         self.hasher = PageHasher(coordinator.config.pools.page_size, salt)
         self.live: dict[tuple[str, int], Served] = {}
         self.done: list[Served] = []
+        self._ending: dict[tuple[str, int], Served] = {}  # at their end, not yet certain
         self.peaks = Peaks()
         self._output = KVConnectorOutput()
         self._stalled = 0
@@ -130,6 +143,7 @@ class ReferenceEngine:
     def abort(self, served: Served) -> None:
         """The client went away."""
         self.coordinator.abort(served.request, served.epoch)
+        served.withdraw_provisional()
         self._close(served, "aborted")
 
     def preempt(self, served: Served) -> None:
@@ -137,6 +151,9 @@ class ReferenceEngine:
         epoch, and finds by prefix what it had computed and what was durable."""
         self.coordinator.preempt(*served.key)
         del self.live[served.key]
+        self._ending.pop(served.key, None)
+        served.withdraw_provisional()
+        served.confirmed_rows = 0
         hashes = self.hasher.extend(b"", served.tokens)
         served.parent = hashes[-1] if hashes else b""
         served.hashed = len(hashes)
@@ -147,14 +164,16 @@ class ReferenceEngine:
     def _close(self, served: Served, outcome: str) -> None:
         served.outcome = outcome
         self.live.pop(served.key, None)
+        self._ending.pop(served.key, None)
         self.done.append(served)
 
     # -- a step -----------------------------------------------------------------------------------
     def step(self) -> bool:
         """One scheduler step; False when there was nothing to compute."""
         self.connector.update_connector_output(self._output)
-        self.coordinator.admit_waiting()
         self._drop_failed()
+        self._finish_confirmed()
+        self.coordinator.admit_waiting()
         batch = self._choose_rows()
         step = self.coordinator.plan_step([row for row, _, _ in batch], [n for _, _, n in batch])
         meta = self.connector.build_connector_meta()
@@ -170,12 +189,26 @@ class ReferenceEngine:
         for served in list(self.live.values()):
             request = state.requests.get(served.key)
             if request is None or not (request.live or served.key in state.waiting):
+                served.withdraw_provisional()
                 self._close(served, "failed")
+
+    def _finish_confirmed(self) -> None:
+        """Requests at their end finish once none of their tokens is provisional."""
+        confirmed = self.coordinator.state.rows.confirmed
+        for request in self.coordinator.state.by_row:
+            if request is not None and request.live:
+                self.live[request.key].confirmed_rows = int(confirmed[request.row])
+        for served in list(self._ending.values()):
+            if served.certain:
+                self.coordinator.finish(*served.key)
+                self._close(served, "finished")
 
     def _choose_rows(self) -> list[tuple[int, Served, int]]:
         """(request row, request, rows to compute): decodes first, then prompts by arrival."""
         state, schedule = self.coordinator.state, self.coordinator.config.schedule
-        running = [q for q in state.by_row if q is not None and q.live]
+        running = [
+            q for q in state.by_row if q is not None and q.live and q.key not in self._ending
+        ]
         running.sort(key=lambda q: (q.state is not RequestState.DECODE, q.arrived_seq))
         room, rows, wanted = schedule.step_rows, [], []
         for request in running:
@@ -224,16 +257,15 @@ class ReferenceEngine:
         chosen: list[int],
         logits: np.ndarray,
     ) -> None:
-        """Sampled tokens join their requests; rows are accepted; whoever is at its end finishes."""
+        """Sampled tokens join their requests, rows are accepted, certain ends finish."""
         computed, page_size = self.coordinator.state.rows.computed, self.hasher.page_size
         hashes: list[tuple[int, bytes]] = []
-        finished = []
         for (row, served, count), end in zip(batch, ends, strict=True):
             if end is not None:
                 served.tokens.append(chosen[end])
                 served.logits.append(logits[end])
                 if chosen[end] == self.eos or len(served.generated) >= served.max_new:
-                    finished.append(served)
+                    self._ending[served.key] = served
             whole = (int(computed[row]) + count) // page_size
             if whole > served.hashed:
                 fresh = served.tokens[served.hashed * page_size : whole * page_size]
@@ -243,9 +275,7 @@ class ReferenceEngine:
         if batch:
             rows = [row for row, _, _ in batch]
             self.coordinator.rows_computed(step, rows, [n for _, _, n in batch], hashes)
-        for served in finished:
-            self.coordinator.finish(*served.key)
-            self._close(served, "finished")
+        self._finish_confirmed()
 
     def _watch(self, computed: bool) -> None:
         """Peaks, and the deadlock detector: work that waits while nothing moves is a fault."""

@@ -22,7 +22,9 @@ class RunConfig(BaseModel):
     trace: Path | None = None
     requests: int = Field(default=24, gt=0)
     scale: float = Field(default=0.05, gt=0, le=1)
-    step_ms: float = Field(default=25.0, gt=0, description="arrival clock: virtual ms a step takes")
+    step_ms: float = Field(
+        default=25.0, gt=0, le=1e9, description="arrival clock: virtual ms a step takes"
+    )
     device: str = "cpu"
     # Table entries are int32, and a host pool above a pebibyte is a slip of the finger.
     gpu_blocks: int | None = Field(default=None, gt=1, lt=1 << 31)

@@ -28,17 +28,21 @@ from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
 from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.builtin import BuiltinModel
+from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import Peaks, ReferenceEngine, Served
 from hisparse.engine.options import RunConfig, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
-from hisparse.engine.trace import WorkloadRequest, generate_trace, read_trace, scale_trace
-from hisparse.engine.verify import ContentOracle, LiveChecks, tokens_identical
+from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
+from hisparse.engine.trace_generate import generate_trace
+from hisparse.engine.verify import ContentOracle, LiveChecks, differing_requests
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log import EventLog, MemoryLog
-from hisparse.fsm.log_disk import open_log
+from hisparse.fsm.log_disk import DiskLog
+from hisparse.fsm.log_open import open_log
+from hisparse.fsm.snapshot import snapshot
 from hisparse.kv.coordinator import HiSparseCoordinator
 
 Progress = Callable[[str, int, int], None]
@@ -149,20 +153,20 @@ class Job:
     def _served(self, expected: dict[str, ReferenceResult], log: EventLog) -> dict[str, Any]:
         start = time.perf_counter()
         verify, log_mode = self.config.verify, self.hisparse.log.mode
-        coordinator = HiSparseCoordinator(self.hisparse, log)
         rank_log = self._open_log("rank-0") if log_mode == "disk" else None
         sink = rank_log.append if rank_log is not None else None
-        worker = HiSparseWorker(self.hisparse, self.device, sink=sink)
+        replica = LocalReplica(self.hisparse, log=log, device=self.device, sink=sink)
+        coordinator, worker = replica.coordinator, replica.worker
         oracle, live = ContentOracle(expected), LiveChecks(coordinator, worker)
         runner = TieredRunner(
             self.model,
             TieredCache(worker, oracle if verify else None),
-            HiSparseConnector(KVConnectorRole.WORKER, worker=worker),
+            replica.rank,
             live.probe_tables if verify else None,
         )
         engine = ReferenceEngine(
             coordinator,
-            HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator),
+            replica.scheduler,
             runner,
             eos=self.model.eos,
             salt=f"builtin-{self.config.seed}".encode(),
@@ -173,19 +177,19 @@ class Job:
         def after_step(engine: ReferenceEngine) -> None:
             if rank_log is not None:
                 rank_log.commit()
+            if isinstance(log, DiskLog) and log.snapshot_due:
+                log.snapshot(coordinator.state.seq, snapshot(coordinator.state))
             if verify:
                 live.after_step()
             self.progress("hisparse", len(engine.done), len(self.workload))
 
         served = engine.run(self.workload, abort_at=self.aborts, after_step=after_step)
         self.seconds["hisparse"] = time.perf_counter() - start
-        if verify:
-            live.at_end()
         report = self._report(engine, worker, served)
         report |= self._verified(expected, served, engine, oracle, live)
         report |= self._resident(served)
         report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
-        worker.close()
+        replica.close()
         if rank_log is not None:
             rank_log.close()
         return report
@@ -237,8 +241,10 @@ class Job:
         checker = engine.coordinator.checker
         if checker is None:
             return {"tokens_identical": None, "invariants": {"checked": [], "violations": []}}
-        wrong = tokens_identical(served, expected)
-        checked = checker.checked | live.checked | {"content": oracle.rows_checked}
+        wrong = differing_requests(served, expected)
+        checked = (
+            checker.checked | live.checked | {"content": oracle.rows_checked, "disjoint_views": 1}
+        )
         found = [*checker.violations, *live.violations, *oracle.violations]
         return {
             "tokens_identical": not wrong,

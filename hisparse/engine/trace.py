@@ -1,4 +1,4 @@
-"""Request traces: read Mooncake JSONL, scale it to a workload, generate it, write it.
+"""Request traces: read Mooncake JSONL, scale it to a workload, write it.
 
 A trace has one JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens)
 and `hash_ids`, one id per 512 prompt tokens, the last block possibly short. Equal leading ids are
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from hisparse.errors import ConfigError
 HASH_BLOCK = 512
 """Prompt tokens that one hash id stands for."""
 ID_BITS = 63
-OPEN_LIMIT = 512  # conversations that may go on; older ones are abandoned
+TIMESTAMP_BITS = 48  # milliseconds: their microseconds stay exact in a float and fit an int64
 MASK = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15  # splitmix64's increment
 
@@ -109,7 +109,7 @@ def _parse(line: bytes, where: str) -> TraceRequest:
             f"{ceil_div(length, HASH_BLOCK)}; write one id per {HASH_BLOCK} prompt tokens"
         )
     return TraceRequest(
-        timestamp_ms=_integer(raw, "timestamp", 0, where),
+        timestamp_ms=_integer(raw, "timestamp", 0, where, TIMESTAMP_BITS),
         input_length=length,
         output_length=_integer(raw, "output_length", 0, where),
         hash_ids=tuple(ids),
@@ -128,15 +128,15 @@ def _field(raw: dict[str, Any], name: str, where: str) -> Any:
     return raw[name]
 
 
-def _integer(raw: dict[str, Any], name: str, least: int, where: str) -> int:
-    return _check_integer(_field(raw, name, where), name, least, where)
+def _integer(raw: dict[str, Any], name: str, least: int, where: str, bits: int = 63) -> int:
+    return _check_integer(_field(raw, name, where), name, least, where, bits)
 
 
-def _check_integer(value: object, name: str, least: int, where: str) -> int:
-    if type(value) is not int or not least <= value < 1 << 63:  # bool is no integer here
+def _check_integer(value: object, name: str, least: int, where: str, bits: int = 63) -> int:
+    if type(value) is not int or not least <= value < 1 << bits:  # bool is no integer here
         raise ConfigError(
             f"{where}: {name}={_shown(value)} cannot be used; "
-            f"write an integer from {least} to 2**63-1"
+            f"write an integer from {least} to 2**{bits}-1"
         )
     return value
 
@@ -245,90 +245,3 @@ def scale_trace(
         scale_request(r, scale, max_new, request=f"r{i}", seed=seed, vocab_size=vocab_size, eos=eos)
         for i, r in enumerate(requests)
     ]
-
-
-# -- generating ----------------------------------------------------------------------------------
-@dataclass
-class _Conversation:
-    length: int  # tokens so far: prompts and answers
-    ids: list[int] = field(default_factory=list)  # of the full blocks of the last prompt
-    ready_ms: float = 0.0  # when its user may ask again
-
-
-def generate_trace(
-    n: int,
-    seed: int,
-    *,
-    requests_per_s: float = 3.4,
-    median_input: int = 4500,
-    sigma_input: float = 1.2,
-    median_output: int = 230,
-    sigma_output: float = 0.9,
-    max_input: int = 128_000,
-    followups: float = 0.35,
-    think_ms: float = 20_000.0,
-    system_prompts: Sequence[int] = (512, 1024),
-) -> list[TraceRequest]:
-    """`n` requests of a chat service, in time order, with the properties of the real trace.
-
-    Arrivals are a Poisson process of `requests_per_s`. With probability `followups` an arrival is
-    the next turn of a conversation that has had `think_ms` to read its answer: its prompt is the
-    last prompt, the answer and a new message, up to `max_input` tokens. Otherwise it opens a
-    conversation, with one of `system_prompts` (lengths in tokens) in front. Opening messages and
-    answers are log-normal (`median_*` tokens, `sigma_*` of the logarithm), later messages too, at
-    a quarter of the median. Only full blocks are shared: a block with new tokens gets a new id.
-    Deterministic by `seed`, 0..2**32-1. Raises ConfigError for arguments out of range.
-    """
-    for name, value, good in (
-        ("n", n, n >= 0),
-        ("seed", seed, 0 <= seed < 1 << 32),
-        ("requests_per_s", requests_per_s, requests_per_s > 0),
-        ("median_input", median_input, median_input >= 1),
-        ("median_output", median_output, median_output >= 1),
-        ("sigma_input", sigma_input, sigma_input >= 0),
-        ("sigma_output", sigma_output, sigma_output >= 0),
-        ("followups", followups, 0 <= followups <= 1),
-        ("think_ms", think_ms, think_ms >= 0),
-        ("system_prompts", system_prompts, all(s >= 0 for s in system_prompts)),
-        ("max_input", max_input, max_input > max(system_prompts, default=0)),
-    ):
-        if not good:
-            raise ConfigError(f"{name}={value}: out of range; see generate_trace")
-    random = np.random.RandomState(seed)  # numpy promises its stream for ever
-
-    def lognormal(median: float, sigma: float) -> int:
-        return max(1, round(median * math.exp(sigma * random.standard_normal())))
-
-    fresh = 0  # next unused id; the system prompts take the first
-    systems: list[_Conversation] = []
-    for length in system_prompts:
-        blocks = length // HASH_BLOCK
-        systems.append(_Conversation(length, list(range(fresh, fresh + blocks))))
-        fresh += blocks
-    open_: list[_Conversation] = []
-    now, out = 0.0, []
-    for _ in range(n):
-        now += 1000 * random.exponential(1 / requests_per_s)
-        ready = (
-            [c for c in open_ if c.ready_ms <= now] if random.random_sample() < followups else []
-        )
-        if ready:
-            talk = ready[random.randint(len(ready))]
-            talk.length += lognormal(median_input / 4, sigma_input)
-            open_.remove(talk)
-        else:
-            start = systems[random.randint(len(systems))] if systems else _Conversation(0)
-            message = lognormal(median_input, sigma_input)
-            talk = _Conversation(start.length + message, list(start.ids))
-        length = min(talk.length, max_input)
-        new = ceil_div(length, HASH_BLOCK) - len(talk.ids)
-        ids = (*talk.ids, *range(fresh, fresh + new))
-        fresh += new
-        answer = lognormal(median_output, sigma_output)
-        out.append(TraceRequest(int(now), length, answer, ids))
-        talk.ids = list(ids[: length // HASH_BLOCK])
-        talk.length = length + answer
-        talk.ready_ms = now + think_ms
-        if talk.length < max_input:
-            open_ = [*open_[1 - OPEN_LIMIT :], talk]
-    return out

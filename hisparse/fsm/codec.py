@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import msgspec
+import numpy as np
 
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.events import Event
@@ -34,6 +35,8 @@ FORMAT_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 RESERVED_KINDS = 0xFF00
 RESYNC_SEQS = 64
+RESYNC_BYTES = 256 << 20  # most bytes that one search for a frame computes checksums of
+_SCAN = 1 << 20
 _FRAME = struct.Struct("<IHQI")
 _CHECKED = struct.Struct("<IHQ")  # the part of a frame's head that its CRC covers
 _PREFIX = struct.Struct("<8sHI")
@@ -112,7 +115,12 @@ class Codec:
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a segment says of itself. `created` is in seconds of the writer's injected clock."""
+    """What a segment says of itself. `created` is in seconds of the writer's injected clock.
+
+    `gap_after`, if not -1: the writer dropped the seqs in ``(gap_after, first_seq)``, and the first
+    frame is a LogGap in place of the last of them. A compressed segment states in `raw_bytes` how
+    many bytes its frames have, and in `chunks` the (length, crc32c) of each compressed chunk.
+    """
 
     segment: int
     first_seq: int
@@ -122,6 +130,9 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     compression: str = "none"
     snapshot_seq: int = 0  # of the snapshot that the segment begins with; 0: none
+    gap_after: int = -1
+    raw_bytes: int = 0
+    chunks: tuple[tuple[int, int], ...] = ()
 
     @property
     def seed(self) -> int:
@@ -162,7 +173,7 @@ def decode_header(data: bytes) -> SegmentHeader | str:
         header = msgspec.msgpack.decode(data[_PREFIX.size : -_CRC.size], type=SegmentHeader)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"the header does not decode: {error}"
-    if header.compression != "none":
+    if header.compression not in ("none", "zstd"):
         raise LogError(f"segment compression {header.compression!r} is not one this version reads")
     return header
 
@@ -220,22 +231,29 @@ def parse_frames(data: bytes, room: int, seed: int, expected: int) -> Parsed:
         pos, expected = end, expected + 1
 
 
-def frame_follows(data: bytes, seed: int, expected: int) -> bool:
-    """Whether a valid frame of one of the next `RESYNC_SEQS` seqs lies anywhere in `data`.
+def find_frame(data: bytes, seed: int, first: int, last: int) -> tuple[int, bool]:
+    """(offset of the first valid frame of a seq in ``[first, last]`` in `data`, or -1; sure).
 
-    Tells damage (what follows is intact) from a torn tail (nothing is). Searches for the bytes of
-    each seq, so that it is fast on a large rest and never depends on a length that may be wrong.
+    Looks at every byte for such a seq, so that it never depends on a length that may be wrong. The
+    checksums that it computes are bounded: `sure` is False if it gave up before the end.
     """
-    for seq in range(expected, expected + RESYNC_SEQS):
-        mark = seq.to_bytes(8, "little")
-        at = data.find(mark, 6)
-        while at >= 0:
-            start = at - 6
-            rest = data[start : start + FRAME_HEAD_BYTES]
-            if len(rest) == FRAME_HEAD_BYTES:
-                size = _FRAME.unpack(rest)[0]
-                end = start + FRAME_HEAD_BYTES + size
-                if end <= len(data) and parse_frames(data[start:end], end - start, seed, seq).used:
-                    return True
-            at = data.find(mark, at + 1)
-    return False
+    count = len(data) - FRAME_HEAD_BYTES + 1
+    if count <= 0 or last < first:
+        return -1, True
+    budget = RESYNC_BYTES
+    for base in range(0, count, _SCAN):
+        size = min(_SCAN, count - base)
+        raw = np.frombuffer(data, np.uint8, size + FRAME_HEAD_BYTES - 1, base)
+        seqs = np.lib.stride_tricks.as_strided(raw[6:14].view("<u8"), (size,), (1,))
+        sizes = np.lib.stride_tricks.as_strided(raw[:4].view("<u4"), (size,), (1,))
+        fits = sizes <= len(data) - FRAME_HEAD_BYTES - base - np.arange(size)
+        likely = (seqs >= first) & (seqs <= last) & fits & (sizes <= MAX_BODY_BYTES)
+        for at in np.flatnonzero(likely).tolist():
+            end = FRAME_HEAD_BYTES + int(sizes[at])
+            budget -= end + 1024  # a candidate costs more than its bytes
+            if budget < 0:
+                return -1, False
+            start = base + at
+            if parse_frames(data[start : start + end], end, seed, int(seqs[at])).used:
+                return start, True
+    return -1, True

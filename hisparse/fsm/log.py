@@ -53,6 +53,11 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     written_bytes: int = 0
     pending_events: int = 0
     torn_bytes: int = 0
+    dropped_events: int = 0  # that the disk refused, with on_error "continue"
+    gaps: int = 0
+    snapshots: int = 0
+    failed_snapshots: int = 0
+    failed_seals: int = 0
 
 
 class Followable(Protocol):

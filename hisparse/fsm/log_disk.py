@@ -1,8 +1,8 @@
 """The event log on disk: a directory of segments, one writer, any number of readers.
 
-Owns      the directory: ``00000001.seg`` …, ``lock``, ``*.torn`` (what recovery set aside) and
-          ``*.tmp`` (a segment that has no frames yet). Format: `fsm.codec`.
-Makes     no events; `Loss` says what a crash or damage took.
+Owns      the directory: ``00000001.seg`` … (sealed: ``.seg.zst``), ``snapshots/``, ``lock``,
+          ``*.torn`` (what recovery set aside) and ``*.tmp`` (not yet whole). Format: `fsm.codec`.
+Makes     a LogGap on disk, in place of what a disk refused; `Loss` says what a crash took.
 Needs     a clock and a `Disk`, injected; a file system with `flock`.
 Edges     a frame is committed once `commit` has returned; until then it is in memory only. A batch
           lies in one segment, which may pass `segment_bytes` by that batch.
@@ -16,36 +16,36 @@ Crash     what is left is the longest valid prefix. Reopening moves the torn res
 A failed `commit` truncates the segment back to its last good offset and keeps the batch, so that a
 retry writes each frame once. A reader that had seen part of such a batch keeps it: the retry writes
 the same bytes, but a writer that dies first, and reopens, may give those seqs to other events.
+With on_error "continue" the batch is dropped instead: it keeps its seqs, and its place in memory,
+and once the disk takes writes again a LogGap with the last of those seqs says so on disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.codec import Codec, LoggedEvent, SegmentHeader, encode_frame
 from hisparse.fsm.log import (
-    EventLog,
     LogStatistics,
     MemoryLog,
     Positioned,
     check_range,
     read_chunks,
 )
+from hisparse.fsm.log_chain import SegmentChain
 from hisparse.fsm.log_files import Disk, OsDisk
 from hisparse.fsm.log_reader import DiskReader, Loss
-from hisparse.fsm.log_writer import SegmentWriter, recover
+from hisparse.fsm.log_snapshots import Snapshots
+from hisparse.fsm.log_writer import recover
 
 Fsync = Literal["never", "interval", "commit"]
-_STREAM = re.compile(r"[a-z0-9][a-z0-9._-]*")
+OnError = Literal["stop", "continue"]
 
 
 class _Committed:
@@ -65,8 +65,9 @@ class DiskLog:
     `config_json` and `salt` go into each segment's header; a segment whose header would differ is
     not continued but followed by a new one. `fsync` "interval" syncs at a `commit` that comes
     `fsync_interval_s` or more after the last sync. `ring`: events that stay in memory for cursors.
-    `loss`: what recovery moved aside, or None. Raises LogError if another process writes the log,
-    if it is damaged before its last segment, or if the disk refuses.
+    `compress`: sealed segments, in a thread. `snapshot_events`: see `snapshot_due`. `loss`: what
+    recovery moved aside, or None. Raises LogError if another process writes the log, if it is
+    damaged before its last segment, or if the disk refuses.
     """
 
     def __init__(
@@ -81,27 +82,36 @@ class DiskLog:
         fsync_interval_s: float = 1.0,
         segment_bytes: int = 64 << 20,
         ring: int = 100_000,
+        snapshot_events: int = 0,
+        compress: bool = False,
+        on_error: OnError = "stop",
         disk: Disk | None = None,
     ) -> None:
         if fsync not in ("never", "interval", "commit") or segment_bytes < 1 or ring < 0:
             raise UsageError(f"bad log option: {fsync=}, {segment_bytes=}, {ring=}")
+        if snapshot_events < 0 or on_error not in ("stop", "continue"):
+            raise UsageError(f"bad log option: {snapshot_events=}, {on_error=}")
         self._directory, self._codec, self._clock = Path(directory), codec, clock
         self._disk: Disk = disk or OsDisk()
         self._config = config_json if isinstance(config_json, str) else config_json.decode()
         self._salt, self._fsync, self._interval_s = salt, fsync, fsync_interval_s
-        self._segment_bytes, self._ring = segment_bytes, ring
+        self._segment_bytes, self._ring, self._on_error = segment_bytes, ring, on_error
         self._pending: list[bytes] = []
         self._encode = codec.encode
         self._reader = DiskReader(self._directory, codec, disk=self._disk)
-        self._segment: SegmentWriter | None = None  # the one that is written to
+        self._snapshots = Snapshots(self._disk, self._directory, salt)
+        self._every, self._taken_at, self._resumed = snapshot_events, 0, False
+        self._chain: SegmentChain | None = None
         self._lock, self._closed = -1, False
-        self._commits = self._failed = self._failed_rotations = self._syncs = self._written = 0
+        self._gap_after, self._refused = -1, ""  # where a gap that is not on disk yet begins, why
+        self._commits = self._failed = self._syncs = self._written = 0
+        self._dropped = self._gaps = self._stored = self._failed_snapshots = 0
         self.loss: Loss | None = None
         try:
             self._disk.make_directory(self._directory)
             self._lock = self._disk.lock(self._directory / "lock")
             try:
-                self._recover()
+                self._recover(compress)
             except BaseException:
                 self._release()
                 raise
@@ -147,30 +157,41 @@ class DiskLog:
 
         Raises LogError if the disk refuses: nothing of the batch is then committed, all of it is
         kept, and calling again retries. (Where only an interval's sync failed, the batch *is*
-        committed, and calling again syncs: see `committed_seq` and `synced_seq`.)
+        committed, and calling again syncs: see `committed_seq` and `synced_seq`.) With on_error
+        "continue" it drops the batch instead, counted, and raises nothing.
         """
         if self._closed:
             raise UsageError("the log is closed")
-        if self._pending:
-            data = b"".join(self._pending)
-            sync = self._fsync == "commit"
-            try:
-                self._open_segment.write(data, sync=sync)
-            except OSError as error:
-                self._failed += 1
-                raise self._error("write", error) from error
-            self._syncs += sync
-            self._written += len(data)
-            self._commits += 1
-            self._pending.clear()
-            self._memory.commit()
-            if sync:
-                self._synced = self.committed_seq
+        if self._pending or self._gap_after >= 0:
+            self._write()
         if self._fsync == "interval" and self._synced < self.committed_seq and self._due():
             self._sync()
-        here = self._open_segment
+        here = self._segments.open
         if here.size >= self._segment_bytes and self.committed_seq >= here.first_seq:
-            self._roll(here)
+            self._roll()
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether `snapshot` is wanted: `snapshot_events` after the last, or behind a gap."""
+        if self._gap_after >= 0:
+            return False
+        return self._resumed or 0 < self._every <= self.last_seq - self._taken_at
+
+    def snapshot(self, seq: int, data: bytes) -> None:
+        """Store `data`, the state after event `seq`. A disk that refuses it is counted, no more.
+
+        Commits first where `seq` is not committed yet. Raises UsageError for a seq not written.
+        """
+        if seq > self.committed_seq:
+            self.commit()
+        if not 1 <= seq <= self.committed_seq:
+            raise UsageError(f"no snapshot of seq {seq}: the log holds 1..{self.committed_seq}")
+        self._taken_at, self._resumed = seq, False
+        try:
+            self._snapshots.write(seq, data, sync=self._fsync != "never")
+            self._stored += 1
+        except OSError:
+            self._failed_snapshots += 1
 
     def since(self, position: int, upto: int | None = None) -> list[tuple[int, LoggedEvent]]:
         """Events of seqs in ``(position, upto]``: from memory, or from disk where dropped there."""
@@ -221,15 +242,20 @@ class DiskLog:
             mode="disk",
             oldest_seq=self._oldest,
             cursors=self._memory.statistics().cursors - 1,  # less the log's own hold
-            segments=self._segments,
+            segments=self._segments.count,
             commits=self._commits,
             failed_commits=self._failed,
-            failed_rotations=self._failed_rotations,
+            failed_rotations=self._segments.failed_rotations,
             syncs=self._syncs,
             synced_seq=self._synced,
             written_bytes=self._written,
             pending_events=len(self._pending),
             torn_bytes=self.loss.lost_bytes if self.loss else 0,
+            dropped_events=self._dropped,
+            gaps=self._gaps,
+            snapshots=self._stored,
+            failed_snapshots=self._failed_snapshots,
+            failed_seals=self._segments.failed_seals,
         )
 
     def close(self) -> None:
@@ -247,38 +273,69 @@ class DiskLog:
             self._release()
 
     # -- files ------------------------------------------------------------------------------------
+    def _write(self) -> None:
+        sync = self._fsync == "commit"
+        try:
+            if self._gap_after >= 0:
+                self._resume()
+            else:
+                data = b"".join(self._pending)
+                self._segments.open.write(data, sync=sync)
+                self._written += len(data)
+        except OSError as error:
+            self._failed += 1
+            if self._on_error == "stop":
+                raise self._error("write", error) from error
+            self._drop(error)
+            return
+        self._syncs += sync
+        self._commits += 1
+        self._pending.clear()
+        self._memory.commit()
+        if sync:
+            self._synced = self.committed_seq
+
+    def _drop(self, error: OSError) -> None:
+        """Go on without what is pending: it stays in memory only."""
+        if self._gap_after < 0:
+            self._gap_after = self.committed_seq
+            self._refused = error.strerror or str(error)
+        self._dropped += len(self._pending)
+        self._pending.clear()
+        self._memory.commit()
+
+    def _resume(self) -> None:
+        """Write a LogGap in place of the last event dropped, and what is pending behind it."""
+        at = self.committed_seq
+        bodies = [self._encode(event) for _, event in self._memory.since(at)]
+        written = self._segments.resume(self._gap_after, at, self._refused, bodies)
+        self._seed, self._gap_after, self._resumed = self._segments.open.seed, -1, True
+        self._written += written
+        self._gaps += 1
+
     def _due(self) -> bool:
         # A clock set back counts as due: better one sync too many than none for hours.
         return not 0 <= self._clock() - self._last_sync < self._interval_s
 
     def _sync(self) -> None:
         try:
-            self._open_segment.sync()
+            self._segments.open.sync()
         except OSError as error:
-            raise self._error("sync", error) from error
+            if self._on_error == "stop":
+                raise self._error("sync", error) from error
+            self._failed += 1
+            self._last_sync = self._clock()
+            return
         self._syncs += 1
         self._last_sync, self._synced = self._clock(), self.committed_seq
 
-    def _roll(self, old: SegmentWriter) -> None:
+    def _roll(self) -> None:
         """Seal the segment and open the next. A failure is counted, and tried at each commit."""
         assert not self._pending  # their checksums are salted for the old segment
-        try:
+        if self._segments.roll(self.committed_seq + 1):
+            self._seed = self._segments.open.seed
             if self._fsync != "never":
-                old.sync()
                 self._synced = self.committed_seq
-            self._create(old.number + 1)
-        except OSError:
-            self._failed_rotations += 1  # what is committed is safe, and the segment still open
-            return
-        old.close()
-
-    def _create(self, number: int) -> None:
-        header = self._header(number, self.committed_seq + 1)
-        made = SegmentWriter.create(
-            self._disk, self._directory, header, sync=self._fsync != "never"
-        )
-        self._segment, self._seed = made, made.seed
-        self._segments += 1
 
     def _header(self, number: int, first_seq: int) -> SegmentHeader:
         return SegmentHeader(
@@ -290,38 +347,38 @@ class DiskLog:
             created=self._clock(),
         )
 
-    def _recover(self) -> None:
+    def _recover(self, compress: bool) -> None:
         """Go on behind the longest valid prefix; what followed it is moved aside."""
         sync = self._fsync != "never"
         found = recover(self._disk, self._directory, self._header, sync=sync)
-        self.loss, self._oldest, self._segments = found.loss, found.oldest_seq, found.segments
+        self.loss, self._oldest = found.loss, found.oldest_seq
         self._memory = MemoryLog(self._ring, start=found.last_seq)
         self._memory.pin(_Committed(self._memory))
         self._synced = found.last_seq if sync else 0
-        if found.segment is None:
-            self._create(found.last_number + 1)
-        else:
-            self._segment, self._seed = found.segment, found.segment.seed
-            if sync:
-                found.segment.sync()
+        self._snapshots.set_aside_after(found.last_seq)
+        self._taken_at = found.last_seq
+        self._chain = SegmentChain(
+            self._disk, self._directory, found, self._header, sync=sync, compress=compress
+        )
+        self._seed = self._chain.open.seed
 
     @property
-    def _open_segment(self) -> SegmentWriter:
-        assert self._segment is not None, "the log is closed"
-        return self._segment
+    def _segments(self) -> SegmentChain:
+        assert self._chain is not None, "the log was not opened"
+        return self._chain
 
     def _release(self) -> None:
-        if self._segment is not None:
-            with contextlib.suppress(OSError):
-                self._segment.close()
+        if self._chain is not None:
+            self._chain.close()
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 self._disk.close(self._lock)
-        self._segment, self._lock = None, -1
+        self._lock = -1
 
     def _error(self, what: str, error: OSError) -> LogError:
-        at, here = "", self._segment
-        if here is not None:
+        at = ""
+        if self._chain is not None:
+            here = self._chain.open
             at = (
                 f" segment {here.name} at offset {here.size}: seq "
                 f"{self.committed_seq} is committed, {self._synced} synced, "
@@ -329,34 +386,3 @@ class DiskLog:
             )
         why = error.strerror or str(error)
         return LogError(f"cannot {what} log {self._directory.name!r}{at} ({why})")
-
-
-def open_log(
-    config: LogConfig,
-    codec: Codec,
-    *,
-    stream: str,
-    config_json: bytes | str = "{}",
-    salt: bytes = b"",
-    clock: Callable[[], float] = time.time,
-    disk: Disk | None = None,
-) -> EventLog:
-    """The log that `config` asks for. `stream` names its directory: ``scheduler``, ``rank-0``.
-
-    Raises UsageError for a stream name that is no plain file name, LogError as `DiskLog` does.
-    """
-    if not _STREAM.fullmatch(stream):
-        raise UsageError(f"stream={stream!r} must match {_STREAM.pattern}")
-    if config.mode != "disk":
-        return MemoryLog(0 if config.mode == "off" else config.ring_events)
-    assert config.dir is not None  # LogConfig refuses disk mode without it
-    return DiskLog(
-        config.dir / stream,
-        codec,
-        clock=clock,
-        config_json=config_json,
-        salt=salt,
-        fsync=config.fsync,
-        ring=config.ring_events,
-        disk=disk,
-    )

@@ -9,6 +9,7 @@ Crash     what was written and not synced may be lost, and a rename may not have
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -40,6 +41,7 @@ class Disk(Protocol):
     def sync(self, fd: int) -> None: ...
     def sync_directory(self, path: Path) -> None: ...
     def rename(self, old: Path, new: Path) -> None: ...
+    def remove(self, path: Path) -> None: ...
 
 
 class OsDisk:
@@ -106,3 +108,31 @@ class OsDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+
+def write_all(disk: Disk, fd: int, data: bytes, offset: int) -> None:
+    """All of `data`, in as many writes as the disk takes for it. Raises OSError."""
+    view, done = memoryview(data), 0
+    while done < len(data):
+        count = disk.write(fd, view[done:], offset + done)
+        if not 0 < count <= len(data) - done:
+            raise OSError(errno.EIO, f"a write of {len(data) - done} B returned {count}")
+        done += count
+
+
+def write_file(disk: Disk, path: Path, data: bytes, *, sync: bool) -> None:
+    """Make or replace the file at `path`: all of `data` under that name, or as it was before."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = disk.open(temporary, "replace")
+    try:
+        write_all(disk, fd, data, 0)
+        if sync:
+            disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, path)
+    if sync:
+        disk.sync_directory(path.parent)

@@ -14,8 +14,8 @@ Crash     reads only; the reader opens again where it wants to go on.
 
 from __future__ import annotations
 
-import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,16 +27,21 @@ from hisparse.fsm.codec import (
     Frame,
     LoggedEvent,
     SegmentHeader,
-    decode_header,
-    frame_follows,
-    header_room,
-    parse_frames,
 )
 from hisparse.fsm.log import Positioned
 from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_segment import Segment, segment_numbers
 
-CHUNK_BYTES = 1 << 20
-_SEGMENT = re.compile(r"(\d{8})\.seg")
+
+class Gap(msgspec.Struct, frozen=True):
+    """Events that the writer dropped, by its own account: a LogGap stands for the last of them."""
+
+    segment: str  # the one that goes on behind the gap
+    first_seq: int
+    last_seq: int
+
+    def __str__(self) -> str:
+        return f"the writer dropped seqs {self.first_seq} to {self.last_seq} before {self.segment}"
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -58,66 +63,8 @@ class Loss(msgspec.Struct, frozen=True):
         )
 
 
-def segment_numbers(disk: Disk, directory: Path) -> list[int]:
-    """Numbers of the segments in `directory`, ascending. Raises LogError if it cannot be read."""
-    try:
-        names = disk.names(directory)
-    except OSError as error:
-        raise LogError(f"cannot list the log {directory.name!r}: {error.strerror}") from error
-    return sorted(int(m[1]) for m in map(_SEGMENT.fullmatch, names) if m)
-
-
-class Segment:
-    """One open segment file, read in order: `count` frames so far, which end at `offset`."""
-
-    def __init__(self, disk: Disk, directory: Path, number: int) -> None:
-        self.disk, self.number, self.name = disk, number, f"{number:08d}.seg"
-        self.fd = disk.open(directory / self.name, "read")
-        self.offset = self.seed = self.count = 0
-        try:
-            size = disk.size(self.fd)
-            data = disk.read(self.fd, min(size, CHUNK_BYTES), 0)
-            room = header_room(data, size)
-            # An interrupted write leaves too little, or only zeros; a flipped bit does neither.
-            self.torn_header = not room or not data.strip(b"\0")
-            if room > len(data):
-                data = disk.read(self.fd, room, 0)
-            self.header = decode_header(data[:room])
-        except LogError as error:
-            disk.close(self.fd)
-            raise LogError(f"{self.name}: {error}") from error
-        except BaseException:
-            disk.close(self.fd)
-            raise
-        if isinstance(self.header, SegmentHeader) and self.header.segment != number:
-            self.header = f"the header is of segment {self.header.segment}"
-        if isinstance(self.header, SegmentHeader):
-            self.offset, self.seed = room, self.header.seed
-
-    def frames(self, expected: int) -> tuple[list[Frame], str]:
-        """The next frames, a chunk of them, or none and why ("": the file ends here)."""
-        want = CHUNK_BYTES
-        while True:
-            room = self.disk.size(self.fd) - self.offset
-            data = self.disk.read(self.fd, min(want, room), self.offset) if room > 0 else b""
-            found = parse_frames(data, room, self.seed, expected)
-            if found.frames or not found.need or found.need <= want:
-                break
-            want = found.need
-        self.offset += found.used
-        self.count += len(found.frames)
-        return found.frames, "" if found.frames else found.fault
-
-    def rest(self) -> int:
-        return max(self.disk.size(self.fd) - self.offset, 0)
-
-    def intact_after(self, expected: int) -> bool:
-        """Whether a valid frame lies beyond the valid prefix."""
-        data = self.disk.read(self.fd, self.rest(), self.offset)
-        return frame_follows(data, self.seed, expected)
-
-    def close(self) -> None:
-        self.disk.close(self.fd)
+def _seq(frame: Frame) -> int:
+    return frame[0]
 
 
 class FrameWalk:
@@ -132,9 +79,17 @@ class FrameWalk:
         self.segment: Segment | None = None
         self.next_seq = self.first_seq = 1
         self.loss: Loss | None = None
+        self.gaps: list[Gap] = []
+
+    def start(self, segment: Segment, seq: int) -> None:
+        """Begin in `segment`, which stands at the frame of `seq`; it is closed with the walk."""
+        self.segment, self.next_seq, self.first_seq = segment, seq, seq
 
     def frames(self) -> list[Frame]:
-        """The next frames from `from_seq` on; [] at the end as of now, or at `loss`."""
+        """The next frames from `from_seq` on; [] at the end as of now, or at `loss`.
+
+        Seqs that the writer dropped are missing, and listed in `gaps`.
+        """
         while True:
             # Listed before the read: all of a segment was written before its successor appeared.
             numbers = segment_numbers(self.disk, self.directory)
@@ -182,7 +137,11 @@ class FrameWalk:
         segment = Segment(self.disk, self.directory, number)
         header = segment.header
         fault = header if isinstance(header, str) else ""
-        if isinstance(header, SegmentHeader) and header.first_seq != self.next_seq:
+        if (
+            isinstance(header, SegmentHeader)
+            and not self._gap(segment, header)
+            and header.first_seq != self.next_seq
+        ):
             fault, last = f"the segment begins with seq {header.first_seq}", False
         if fault:
             self.loss = self._lost(segment, fault, last)
@@ -190,6 +149,15 @@ class FrameWalk:
             return False
         self.close()
         self.segment = segment
+        return True
+
+    def _gap(self, segment: Segment, header: SegmentHeader) -> bool:
+        """Take in that the writer dropped what is missing before `segment`; False if it did not."""
+        first, last = self.next_seq, header.first_seq
+        if header.gap_after != first - 1 or last < first:
+            return False
+        self.gaps.append(Gap(segment.name, first, last))
+        self.next_seq = last
         return True
 
     def _lost(self, at: Segment, reason: str, last: bool) -> Loss:
@@ -206,7 +174,8 @@ class FrameWalk:
 class DiskReader:
     """Reads a log's committed frames, in any process, while it is being written or after.
 
-    `loss` says where the last read stopped before the end of the files, if it did. `strict` raises
+    `loss` says where the last read stopped before the end of the files, if it did; `gaps`, which
+    seqs it did not find because the writer had dropped them. `strict` raises
     LogError there instead, unless it is a torn tail (a live writer leaves one for moments). Follow
     a live log with a `LogCursor`, one a reader: a second one at another place makes it seek.
     """
@@ -220,6 +189,7 @@ class DiskReader:
         self._front = 0  # seq of the first frame in _ahead, or of the next that _walk gives
         self._ahead: list[Frame] = []
         self.loss: Loss | None = None
+        self.gaps: list[Gap] = []  # that the last read came by
 
     def frames(self, from_seq: int = 1) -> Iterator[Frame]:
         """(seq, kind, body) from `from_seq` (0: the oldest) to the end as of now, undecoded."""
@@ -240,16 +210,18 @@ class DiskReader:
 
     def since(self, position: int, upto: int | None = None) -> list[tuple[int, LoggedEvent]]:
         """Events of seqs in ``(position, upto]``, or all that are committed. LogError at a gap."""
-        passed = position + 1 - self._front
-        if self._walk is None or not 0 <= passed <= len(self._ahead):
+        walk = self._walk
+        if walk is None or not self._front <= position + 1 <= walk.next_seq:
             self.close()
-            self._walk, passed = FrameWalk(self._disk, self._directory, position + 1), 0
-        del self._ahead[:passed]
+            walk = self._walk = FrameWalk(self._disk, self._directory, position + 1)
+        ahead = self._ahead
+        del ahead[: bisect_right(ahead, position, key=_seq)]
         self._front = position + 1
-        want = sys.maxsize if upto is None else max(upto - position, 0)
-        while len(self._ahead) < want and (found := self._next(self._walk)):
-            self._ahead.extend(found)
-        return [(seq, self._decode(seq, kind, body)) for seq, kind, body in self._ahead[:want]]
+        last = sys.maxsize if upto is None else upto
+        while (not ahead or ahead[-1][0] < last) and (found := self._next(walk)):
+            ahead.extend(found)
+        wanted = ahead[: bisect_right(ahead, last, key=_seq)]
+        return [(seq, self._decode(seq, kind, body)) for seq, kind, body in wanted]
 
     def register(self, cursor: Positioned) -> None:
         """A reader keeps nothing for a cursor, which may also wait for what is not written yet."""
@@ -278,7 +250,7 @@ class DiskReader:
             found = walk.frames()
         except OSError as error:
             raise LogError(f"cannot read log {self._directory.name!r}: {error.strerror}") from error
-        self.loss = walk.loss
+        self.loss, self.gaps = walk.loss, walk.gaps
         if self._strict and walk.loss is not None and not walk.loss.torn:
             raise LogError(str(walk.loss))
         return found

@@ -16,7 +16,6 @@ Crash     `recover` finds the longest valid prefix, moves a torn rest to a ``*.t
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,9 @@ import msgspec
 
 from hisparse.errors import LogError
 from hisparse.fsm.codec import SegmentHeader, encode_header
-from hisparse.fsm.log_files import Disk
-from hisparse.fsm.log_reader import CHUNK_BYTES, FrameWalk, Loss, Segment, segment_numbers
+from hisparse.fsm.log_files import Disk, write_all
+from hisparse.fsm.log_reader import FrameWalk, Loss
+from hisparse.fsm.log_segment import CHUNK_BYTES, Segment, segment_numbers
 
 
 class SegmentWriter:
@@ -40,10 +40,19 @@ class SegmentWriter:
 
     @classmethod
     def create(
-        cls, disk: Disk, directory: Path, header: SegmentHeader, *, sync: bool
+        cls,
+        disk: Disk,
+        directory: Path,
+        header: SegmentHeader,
+        *,
+        sync: bool,
+        frames: bytes = b"",
     ) -> SegmentWriter:
-        """Make the segment of `header`. Raises OSError; then there is no segment of that name."""
-        data = encode_header(header)
+        """Make the segment of `header`, with its first frames. Raises OSError; then there is none.
+
+        It appears under its name with all of that, or not at all.
+        """
+        data = encode_header(header) + frames
         path = directory / f"{header.segment:08d}.seg"
         temporary = path.with_suffix(".seg.tmp")
         fd = disk.open(temporary, "replace")
@@ -62,8 +71,7 @@ class SegmentWriter:
     def write(self, data: bytes, *, sync: bool) -> None:
         """Append a batch. Raises OSError; then nothing of it counts, and it may be tried again."""
         disk, fd = self._disk, self._fd
-        if self._dirty:  # a failed batch left bytes beyond the last good offset
-            disk.truncate(fd, self.size)
+        self.clean()
         self._dirty = True
         try:
             write_all(disk, fd, data, self.size)
@@ -78,21 +86,17 @@ class SegmentWriter:
         self._dirty = False
         self.size += len(data)
 
+    def clean(self) -> None:
+        """Cut off what a failed batch left beyond the last good offset. Raises OSError."""
+        if self._dirty:
+            self._disk.truncate(self._fd, self.size)
+            self._dirty = False
+
     def sync(self) -> None:
         self._disk.sync(self._fd)
 
     def close(self) -> None:
         self._disk.close(self._fd)
-
-
-def write_all(disk: Disk, fd: int, data: bytes, offset: int) -> None:
-    """All of `data`, in as many writes as the disk takes for it. Raises OSError."""
-    view, done = memoryview(data), 0
-    while done < len(data):
-        count = disk.write(fd, view[done:], offset + done)
-        if not 0 < count <= len(data) - done:
-            raise OSError(errno.EIO, f"a write of {len(data) - done} B returned {count}")
-        done += count
 
 
 class Recovered(NamedTuple):

@@ -97,6 +97,7 @@ class Projection:
             case ev.TransferPinned():
                 self._copy_pages(e)
             case ev.HostPagesReleased():
+                self._set(Table.HOST, e.row, e.entries, [0] * len(e.entries))
                 freed = (PageTrigger.released, PageTrigger.reclaimed)
                 if self.poison and e.trigger in freed:
                     self.poison_hosts.update(dict.fromkeys(e.pages))

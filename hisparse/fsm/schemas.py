@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -37,7 +37,9 @@ def struct_schema(title: str, types: Types) -> Schema:
         component["x-fields"] = [field.name for field in msgspec.structs.fields(cls)]
         if isinstance(cls.__struct_config__.tag, int):
             component["x-kind"] = cls.__struct_config__.tag
-    return {"$schema": DIALECT, "title": title, "oneOf": list(refs), "$defs": components}
+    schema = {"$schema": DIALECT, "title": title, "oneOf": list(refs), "$defs": components}
+    # As a file gives it back: a default of () is [] there, and must compare equal.
+    return cast(Schema, json.loads(json.dumps(schema)))
 
 
 def _named_types(types: Types) -> dict[str, Any]:

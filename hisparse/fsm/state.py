@@ -49,6 +49,7 @@ class Request(msgspec.Struct):
     hit_tokens: int = 0
     reserved: list[int] = []  # host pages promised and not yet filled, next first
     in_flight: int = 0  # transfers of it that have not settled
+    failures: int = 0  # copies of its pages that failed
     deferred: str = ""  # the resource that it waits for
     reason: str = ""
 
@@ -131,6 +132,10 @@ class RowColumns:
         self.live = np.zeros(n, dtype=np.bool_)
         self.computed = np.zeros(n, dtype=np.int64)  # rows computed and accepted
         self.planned = np.zeros(n, dtype=np.int64)  # rows computed or in a step under way
+        # Rows beyond `confirmed` are provisional: their step could read pages whose copies, of
+        # which `unsettled` are left, have not completed.
+        self.confirmed = np.zeros(n, dtype=np.int64)
+        self.unsettled = np.zeros(n, dtype=np.int32)
         self.published = np.zeros(n, dtype=np.int64)  # leading pages findable by prefix
         self.pages = np.zeros(n, dtype=np.int64)  # leading pages that were given a place
         self.pages_max = np.zeros(n, dtype=np.int64)  # pages of the request at its longest
@@ -175,6 +180,11 @@ class State:
         self.acked = [0] * config.ranks  # last acknowledgement taken in, per rank
         self.worker_epoch = [1] * config.ranks
         self.retired = [0] * config.ranks  # last step whose device accesses are over, per rank
+
+    @property
+    def device_pools(self) -> tuple[BlockColumns, ...]:
+        """GPU pools by the `block_pool_id` of a cache group."""
+        return (self.blocks,)
 
     def table(self, table: Table) -> npt.NDArray[np.int32]:
         return self.rows.tables[table]

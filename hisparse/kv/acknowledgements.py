@@ -22,6 +22,8 @@ from hisparse.kv.lifecycle import end_request
 from hisparse.kv.publication import publish
 from hisparse.kv.residency import replace_enqueued
 
+COPY_FAILURES_MAX = 16  # of one request; then its host tier is taken to be broken
+
 
 def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken | None:
     """The input event for what is new in `acks`; None when nothing is (old epoch, duplicate).
@@ -58,6 +60,9 @@ def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken |
 def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decision[None]:
     """Apply one rank's news to every transfer that it names."""
     bit = 1 << e.rank
+    failed = _named(state, e.failed, e.failed_epochs)
+    if failed:  # first: what is known to have failed is not acted on as enqueued
+        yield from _fail(state, e.rank, failed, cause)
     enqueued = _named(state, e.enqueued, e.enqueued_epochs)
     completed = _named(state, e.completed, e.completed_epochs)
     implied = [t for t in completed if t not in enqueued]
@@ -73,9 +78,6 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
         if last:
             for row in rows:
                 yield from publish(state, row, cause)
-    failed = _named(state, e.failed, e.failed_epochs)
-    if failed:
-        yield from _fail(state, e.rank, failed, cause)
 
 
 def _named(state: State, idents: ev.Ints, epochs: ev.Ints) -> list[Transfer]:
@@ -109,16 +111,17 @@ def _replace_spilled(state: State, group: list[Transfer], cause: int) -> Decisio
 
 
 def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decision[None]:
-    """A failed copy never becomes valid. Its page is tried again while the block still holds it;
-    where nothing holds it any more the request is aborted, by name."""
+    """A failed copy never becomes valid. Its page is tried again while the block still holds it, so
+    many times; where nothing holds it any more the request is aborted, by name."""
     yield ev.TransferFailed(cause, rank, ints(t.transfer for t in failed))
     lost = {t.row for t in failed if t.kind is TransferKind.RESTORE or not t.holds_block}
+    lost |= {t.row for t in failed if state.request_of(t.row).failures > COPY_FAILURES_MAX}
     for t in failed:
         if t.kind is TransferKind.RESTORE or not t.holds_block:
             continue  # a step under way may read the lost page: it stays until the request drains
         page = np.array([t.page])
         yield ev.HostPagesReleased(
-            cause, t.row, PageTrigger.reclaimed, ints(page), page_epochs(state, page)
+            cause, t.row, PageTrigger.reclaimed, ints(page), page_epochs(state, page), (t.entry,)
         )
         if state.rows.live[t.row]:
             fresh = yield from take_pages(state, 1, cause)

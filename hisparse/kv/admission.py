@@ -100,7 +100,13 @@ def _usable_hit(state: State, request: Request) -> int:
     if not state.config.offload:
         return 0
     most = (request.prompt_tokens - 1) // state.page_size
-    return find_prefix(state, request.hashes, most)
+    hit = find_prefix(state, request.hashes, most)
+    # Blocks that indexer rows are copied from stay cached meanwhile: in a pool that has no room for
+    # them a shorter hit is taken, or the request would wait for ever.
+    room = len(state.blocks.state) - 1 - state.config.steady_blocks(request.max_tokens)
+    while hit and len(_cached_index_sources(state, request, hit)) > room:
+        hit -= 1
+    return hit
 
 
 def _prefix_pages(state: State, request: Request, hit: int) -> I64:

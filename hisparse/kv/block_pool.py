@@ -1,7 +1,9 @@
 """BlockPool: the scheduler's view of the packed GPU allocation. Owns ids, no bytes, no KV meaning.
 
 A block is taken from the free queue, and from the cached blocks (least recently used first) when
-that is empty; a cached block loses its content, by a BlocksEvicted, before it is handed out.
+that is empty; a cached block loses its content, by a BlocksEvicted, before it is handed out. Among
+the oldest, resident pages go before index blocks: a page can be restored from the host, and without
+its indexer rows no page of the prefix is found.
 
     0      null, never given out
     free   -> BlocksReserved          cached -> BlocksEvicted -> free
@@ -13,10 +15,12 @@ import numpy as np
 
 from hisparse.errors import CapacityError
 from hisparse.fsm.events import BlocksEvicted, Ints
+from hisparse.fsm.machines import BlockRole
 from hisparse.fsm.state import State
 from hisparse.kv.decision import I64, Decision, ints
 
 NOTHING = frozenset[int]()
+EVICTION_WINDOW = 256  # cached blocks, oldest first, among which the choice is made
 
 
 def next_block_epochs(state: State, blocks: I64) -> Ints:
@@ -37,8 +41,11 @@ def take_blocks(
     """
     short = n - state.blocks.free.count
     if short > 0:
-        cached = state.blocks.cached.peek(short + len(keep))
-        cached = cached[~np.isin(cached, list(keep))][:short] if keep else cached[:short]
+        cached = state.blocks.cached.peek(max(short + len(keep), EVICTION_WINDOW))
+        if keep:
+            cached = cached[~np.isin(cached, list(keep))]
+        is_index = state.blocks.role[cached] == BlockRole.INDEX
+        cached = cached[np.argsort(is_index, kind="stable")][:short]
         if len(cached) < short:
             raise CapacityError(
                 f"{n} GPU blocks wanted, {state.blocks.free.count} free and {len(cached)} cached: "

@@ -16,15 +16,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from hisparse.config import HiSparseConfig
-from hisparse.errors import UsageError
+from hisparse.errors import IllegalTransition, UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
+from hisparse.fsm.history import last_events
 from hisparse.fsm.invariants import Checker
 from hisparse.fsm.log import EventLog
-from hisparse.fsm.machines import RequestState
+from hisparse.fsm.machines import LIVE, RequestState
 from hisparse.fsm.metrics import Metrics
 from hisparse.fsm.state import Key, State, digest
 from hisparse.fsm.wire import Acknowledgements
+from hisparse.kv import validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, never_fits
 from hisparse.kv.budget import spare
@@ -32,6 +34,8 @@ from hisparse.kv.decision import Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import reclaim
+
+HISTORY_EVENTS = 10_000  # how far back an error looks for the last events of an id
 
 
 class HiSparseCoordinator:
@@ -51,6 +55,7 @@ class HiSparseCoordinator:
         self.config = config
         self.log = log
         self.state = State(config)
+        self._broken: Exception | None = None
         self.resident = HiSparseResidentManager(self.state)
         self.index = HiSparseIndexManager(self.state)
         self.metrics = Metrics()
@@ -58,12 +63,33 @@ class HiSparseCoordinator:
 
     # -- running decisions ------------------------------------------------------------------------
     def _record(self, event: ev.Event) -> int:
+        if self._broken is not None:
+            raise UsageError(f"this coordinator stopped at an earlier fault: {self._broken}")
         seq = self.log.append(event)
         if self.checker is not None:
             self.checker.event(seq, event)
-        evolve(self.state, event, seq)
+        try:
+            evolve(self.state, event, seq)
+        except IllegalTransition as error:
+            self._broken = error  # the log now ends in an event that cannot be folded
+            raise self._with_history(error) from error
+        except Exception as error:
+            self._broken = error
+            raise
         self.metrics.take(event)
         return seq
+
+    def _with_history(self, error: IllegalTransition) -> IllegalTransition:
+        events = self.log.read(max(self.log.oldest_seq, self.state.seq - HISTORY_EVENTS))
+        return IllegalTransition(
+            error.machine,
+            error.ident,
+            error.state,
+            error.trigger,
+            epoch=error.epoch,
+            seq=error.seq,
+            history=last_events(events, error.machine, error.ident),
+        )
 
     def _run(self, decision: Decision[T]) -> T:
         try:
@@ -89,19 +115,7 @@ class HiSparseCoordinator:
         Raises:
             UsageError: the id is in use, or the lengths make no sense.
         """
-        for key, other in self.state.requests.items():
-            if key[0] == request and (other.live or other.state is RequestState.WAITING):
-                raise UsageError(f"request {request!r} (epoch {key[1]}) is live: end it first")
-        if not 1 <= prompt_tokens < max_tokens:
-            raise UsageError(
-                f"request {request!r}: prompt_tokens={prompt_tokens} must be at least 1 and below "
-                f"max_tokens={max_tokens}"
-            )
-        whole = prompt_tokens // self.config.pools.page_size
-        if len(page_hashes) != whole:
-            raise UsageError(
-                f"request {request!r}: {len(page_hashes)} page hashes for {whole} whole pages"
-            )
+        validate.arrival(self.state, request, prompt_tokens, max_tokens, len(page_hashes))
         epoch = self.state.next_epoch
         seq = self._record(
             ev.RequestArrived(0, request, epoch, prompt_tokens, max_tokens, tuple(page_hashes))
@@ -138,14 +152,7 @@ class HiSparseCoordinator:
         """
         held = self.state.rows
         at, wanted = np.array(rows, dtype=np.int64), np.array(rows_wanted, dtype=np.int64)
-        wrong = ~held.live[at] | (held.computed[at] + wanted > held.limit[at]) | (wanted < 0)
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            raise UsageError(
-                f"request row {rows[i]} wants {rows_wanted[i]} rows: it is "
-                f"{'live' if held.live[rows[i]] else 'not live'}, has computed "
-                f"{held.computed[rows[i]]} and was admitted for {held.limit[rows[i]]}"
-            )
+        validate.growth(self.state, rows, rows_wanted)
         room = held.pages[at] * self.state.page_size - held.computed[at]
         granted: list[int] = np.minimum(room, wanted).tolist()
         for i in np.flatnonzero(room < wanted).tolist():
@@ -155,7 +162,12 @@ class HiSparseCoordinator:
         return granted
 
     def plan_step(self, rows: Sequence[int], counts: Sequence[int]) -> int:
-        """Fix the rows of the next step (at most what `grow` granted); returns its number."""
+        """Fix the rows of the next step; returns its number.
+
+        Raises UsageError for rows that are named twice, are not live, have a step under way, or
+        have no place for that many (`grow` says how many have one).
+        """
+        validate.plan(self.state, rows, counts)
         step = self.state.step + 1
         starts = ints(self.state.rows.computed[np.array(rows, dtype=np.int64)])
         seq = self._record(ev.StepPlanned(0, step, tuple(rows), starts, tuple(counts)))
@@ -175,23 +187,41 @@ class HiSparseCoordinator:
 
         Args:
             step: the step's number.
-            rows: request rows, as planned.
+            rows: request rows, as planned; those whose request ended since are passed over.
             counts: accepted rows of each, at most what was planned.
             page_hashes: (request row, chain hash) of each page beyond the prompt's whole pages
                 that these rows complete, in order.
+
+        Raises:
+            UsageError: another step, rows that it did not plan, or more hashes than whole pages.
         """
+        kept = validate.computed(self.state, step, rows, counts, page_hashes)
+        rows, counts = [rows[i] for i in kept], [counts[i] for i in kept]
+        known = [(row, page_hash) for row, page_hash in page_hashes if row in set(rows)]
+        if not rows:
+            return
         at = np.array(rows, dtype=np.int64)
         before = self.state.rows.computed[at]
-        hash_rows = tuple(row for row, _ in page_hashes)
-        hashes = tuple(page_hash for _, page_hash in page_hashes)
+        hash_rows = tuple(row for row, _ in known)
+        hashes = tuple(page_hash for _, page_hash in known)
         seq = self._record(ev.RowsComputed(0, step, tuple(rows), tuple(counts), hash_rows, hashes))
         page_size = self.state.page_size
         after = self.state.rows.computed[at] // page_size
         for i in np.flatnonzero(before // page_size < after).tolist():
             self._run(seal_pages(self.state, rows[i], int(before[i]), seq))
 
+    def confirmed(self, request: str, epoch: int) -> int:
+        """Leading rows of a request that are certain: no step that computed them could read a page
+        whose copy may still fail. Tokens sampled from later rows are provisional."""
+        row = validate.known(self.state, request, epoch).row
+        return int(self.state.rows.confirmed[row]) if row >= 0 else 0
+
     def finish(self, request: str, epoch: int, reason: str = "stop") -> None:
-        """The request generated its last token; its durable pages outlive it."""
+        """The request generated its last token; its durable pages outlive it.
+
+        Raises UsageError unless its whole prompt is computed and it has not ended.
+        """
+        validate.ends(self.state, request, epoch, "finish", (RequestState.DECODE,))
         seq = self._record(ev.RequestFinished(0, request, epoch, reason))
         self._run(end_request(self.state, (request, epoch), True, seq))
 
@@ -204,12 +234,18 @@ class HiSparseCoordinator:
             self._run(end_request(self.state, (request, epoch), False, seq))
 
     def preempt(self, request: str, epoch: int, reason: str = "preempt") -> None:
-        """Take the request off the GPU. It comes back by `arrive`, under a new epoch."""
+        """Take the request off the GPU. It comes back by `arrive`, under a new epoch.
+
+        Raises UsageError unless it is admitted and has not ended.
+        """
+        validate.ends(self.state, request, epoch, "preempt", LIVE)
         seq = self._record(ev.RequestPreempted(0, request, epoch, reason))
         self._run(end_request(self.state, (request, epoch), True, seq))
 
     def tick(self, now_us: int) -> None:
-        """Tell the state what time it is."""
+        """Tell the state what time it is, in microseconds; UsageError if it would go back."""
+        if not self.state.now_us <= now_us < 1 << 63:
+            raise UsageError(f"now_us={now_us} must be in {self.state.now_us}..2**63-1")
         self._record(ev.Tick(0, now_us))
 
     def update_acknowledgements(self, acks: Acknowledgements) -> bool:

@@ -74,15 +74,18 @@ def drain(state: State, key: Key, cause: int) -> Decision[None]:
     unread = not state.config.offload or min(state.retired) >= state.rows.last_step[row]
     if request.in_flight or not unread:
         return
-    pages = state.table(Table.HOST)[row].astype(np.int64)
-    pages = pages[pages > 0][::-1]  # tail first: the head of a prefix is evicted last
+    table = state.table(Table.HOST)[row]
+    entries = np.flatnonzero(table)[::-1]  # tail first: the head of a prefix is evicted last
+    pages = table[entries].astype(np.int64)
     states = state.pages.state[pages]
     for trigger, wanted in (
         (PageTrigger.reclaimed, PageState.FAILED),
         (PageTrigger.released, PageState.COMPLETED),
         (None, PageState.PUBLISHED),
     ):
-        gone = pages[states == wanted]
+        gone, where = pages[states == wanted], entries[states == wanted]
         if len(gone):
-            yield ev.HostPagesReleased(cause, row, trigger, ints(gone), page_epochs(state, gone))
+            yield ev.HostPagesReleased(
+                cause, row, trigger, ints(gone), page_epochs(state, gone), ints(where)
+            )
     yield ev.RequestDrained(cause, *key, row)

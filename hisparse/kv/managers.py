@@ -16,6 +16,13 @@ from hisparse.fsm.wire import Table
 from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
 from hisparse.kv.budget import spare, window_unmet
 from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.groups import (
+    HOT_GROUP,
+    INDEX_GROUP,
+    RESIDENT_GROUP,
+    KVCacheGroup,
+    device_pool,
+)
 from hisparse.kv.residency import reclaim, spill_head, split_clean
 
 
@@ -23,9 +30,11 @@ class SingleTypeKVCacheManager:
     """Grows and releases one table of one role."""
 
     role: BlockRole
+    group: KVCacheGroup
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.pool = device_pool(state, self.group)
 
     def entries(self, row: int) -> I64:
         """Table entries that name a block, in order."""
@@ -61,6 +70,7 @@ class HiSparseResidentManager(SingleTypeKVCacheManager):
     """Resident pages of all latent layers; holes are read from the host."""
 
     role = BlockRole.RESIDENT
+    group = RESIDENT_GROUP
 
     def grow(self, row: int, rows_wanted: int, cause: int) -> Decision[int]:
         """Give places to the next `rows_wanted` rows of `row`; returns how many rows have one."""
@@ -91,7 +101,7 @@ class HiSparseResidentManager(SingleTypeKVCacheManager):
         """Pages with a copy under way stay leased to it; the rest goes back now."""
         state, entries = self.state, self.entries(row)
         blocks = self.blocks(row, entries)
-        states = state.blocks.state[blocks]
+        states = self.pool.state[blocks]
         copied = {t.block for t in state.transfers.values() if t.holds_block}
         idle = ~np.isin(blocks, list(copied))
         reserved, dirty = BlockState.RESERVED, BlockState.DIRTY
@@ -108,6 +118,7 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
     """Indexer rows, several pages a block; never on the host, shared and cached on the GPU."""
 
     role = BlockRole.INDEX
+    group = INDEX_GROUP
 
     def grow(self, row: int, cause: int) -> Decision[None]:
         """Blocks for every page that was given a place (promised at admission)."""
@@ -122,15 +133,15 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
         entries = np.arange(first_page // per_block, end_page // per_block)
         if len(entries):
             blocks = self.blocks(row, entries)
-            blocks = blocks[self.state.blocks.state[blocks] == BlockState.DIRTY]
+            blocks = blocks[self.pool.state[blocks] == BlockState.DIRTY]
             if len(blocks):
                 yield ev.BlocksSealed(cause, ints(blocks), block_epochs(self.state, blocks))
 
     def release(self, row: int, cause: int) -> Decision[None]:
         state, entries = self.state, self.entries(row)
         blocks = self.blocks(row, entries)
-        shared = state.blocks.refs[blocks] > 1
-        states = state.blocks.state[blocks]
+        shared = self.pool.refs[blocks] > 1
+        states = self.pool.state[blocks]
         found = np.array([bool(state.index_hashes.get(b)) for b in blocks.tolist()], dtype=bool)
         dirty = ~shared & (states == BlockState.DIRTY)
         sealable = blocks[dirty & found]
@@ -149,6 +160,7 @@ class HiSparseHotManager(SingleTypeKVCacheManager):
     """The hot region: leased by `residency.lease_hot`, given back at the end."""
 
     role = BlockRole.HOT
+    group = HOT_GROUP
 
     def release(self, row: int, cause: int) -> Decision[None]:
         if self.state.request_of(row).hot is HotState.LEASED:

@@ -1,7 +1,8 @@
 """Publication: a page becomes findable by prefix when everything before it is, and not before.
 
-A page is published when its copy has completed on every writing rank, all its rows are computed and
-accepted, and every earlier page of the request is findable. A page whose content is already
+A page is published when its copy has completed on every writing rank, all its rows are computed,
+accepted and confirmed (no step that computed them could read a page whose copy may still fail), and
+every earlier page of the request is findable. A page whose content is already
 findable under another host page is passed over: one published page a prefix.
 """
 
@@ -21,7 +22,7 @@ def publish(state: State, row: int, cause: int) -> Decision[None]:
     """Extend the published prefix of `row` as far as its durable, accepted pages reach."""
     request = state.request_of(row)
     first = int(state.rows.published[row])
-    accepted = int(state.rows.computed[row]) // state.page_size
+    accepted = int(state.rows.confirmed[row]) // state.page_size
     host = state.table(Table.HOST)[row]
     pages: list[int] = []
     for page in range(first, min(accepted, len(request.hashes))):

@@ -24,18 +24,17 @@ from hisparse.config import (
     ScheduleConfig,
     check_capacity,
 )
-from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
+from hisparse.connector.base import KVConnectorOutput
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.rows import StepRows
-from hisparse.device.worker import HiSparseWorker
+from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine, Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.verify import LiveChecks
 from hisparse.errors import InvariantViolation
 from hisparse.fsm.invariants.checker import Violation
 from hisparse.fsm.log import MemoryLog
-from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.content import Chain, row_bytes
 
 EOS = 96  # never sampled: lengths are the workload's
@@ -103,17 +102,19 @@ class TaggedRunner:
     """
 
     def __init__(
-        self, worker: HiSparseWorker, device: SimDevice, live: LiveChecks, rng: random.Random
+        self, connector: HiSparseConnector, device: SimDevice, live: LiveChecks, rng: random.Random
     ) -> None:
-        self.worker = worker
+        self.connector = connector
+        self.worker = connector.worker
         self.device = device
         self.live = live
         self.rng = rng
         self.random = np.random.RandomState(rng.randrange(1 << 31))
-        self.connector = HiSparseConnector(KVConnectorRole.WORKER, worker=worker)
         self.engine: ReferenceEngine | None = None
         self.chains: dict[str, Chain] = {}
         self.rows_checked = 0
+        self.tolerates_faults = False
+        self.tainted: dict[tuple[str, int], int] = {}  # request -> first row that read other bytes
 
     def execute(
         self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
@@ -136,7 +137,8 @@ class TaggedRunner:
             for row in tags:
                 length = int(rows.positions[rows.rows == row].max()) + 1
                 want = row_bytes(tags[row][:length], cache, layout.index_row_bytes)
-                self._expect(self.worker.index.keys(group, row, length), want, f"index {group}")
+                keys = self.worker.index.keys(group, row, length)
+                self._expect(keys, want, f"index {group}", None)
             selection = self._select(rows)
             for layer in layers:
                 handle = self.worker.handles[layer]
@@ -146,7 +148,7 @@ class TaggedRunner:
                 for i, (row, chosen) in enumerate(zip(rows.rows, selection, strict=True)):
                     kept = chosen >= 0
                     want[i, kept] = row_bytes(tags[row][chosen[kept]], layer, layout.row_bytes)
-                self._expect(picked, want, f"layer {layer}")
+                self._expect(picked, want, f"layer {layer}", rows)
 
     def _tags(self, rows: StepRows) -> dict[int, np.ndarray]:
         """Tags of every position, by request row of the step."""
@@ -170,14 +172,22 @@ class TaggedRunner:
         chosen[self.random.rand(*chosen.shape) < 0.1] = -1
         return np.asarray(chosen, dtype=np.int32)
 
-    def _expect(self, pending: Any, want: np.ndarray, what: str) -> None:
+    def _expect(self, pending: Any, want: np.ndarray, what: str, rows: StepRows | None) -> None:
+        """Check `pending` when it is read. With faults, rows that read the page of a failed copy
+        are noted instead: they may never be confirmed."""
         assert self.engine is not None
-        seq, step = self.engine.coordinator.state.seq, self.engine.coordinator.state.step
+        state = self.engine.coordinator.state
+        seq, step = state.seq, state.step
+        keys = {} if rows is None else {r: state.request_of(r).key for r in set(rows.rows.tolist())}
 
         def check(data: np.ndarray) -> None:
             self.rows_checked += want.size // want.shape[-1]
             wrong = (data != want).any(axis=-1)
-            if wrong.any():
+            if wrong.any() and rows is not None and self.tolerates_faults:
+                for i in np.flatnonzero(wrong.any(axis=-1)).tolist():
+                    key, position = keys[int(rows.rows[i])], int(rows.positions[i])
+                    self.tainted[key] = min(position, self.tainted.get(key, position))
+            elif wrong.any():
                 at = np.argwhere(wrong)[0].tolist()
                 raise InvariantViolation(
                     "content", f"{what} in step {step} read other bytes at {at}", seq=seq
@@ -210,18 +220,26 @@ class Simulation:
         self.log = MemoryLog(None)
         # Each extreme of lag hides two of the four waits, so the whole range is drawn.
         self.device = SimDevice(seed, lag=self.rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]))
-        self.worker = HiSparseWorker(self.config, self.device)
-        self.coordinator = HiSparseCoordinator(self.config, self.log)
+        self.fault_rate = self.rng.choice([0.0, 0.0, 0.0, 0.03, 0.3])
+        faults = random.Random(f"hisparse faults {seed}")
+        replica = LocalReplica(
+            self.config,
+            log=self.log,
+            device=self.device,
+            copy_fault=lambda transfer: faults.random() < self.fault_rate,
+        )
+        self.coordinator, self.worker = replica.coordinator, replica.worker
         self.live = LiveChecks(self.coordinator, self.worker)
-        self.runner = TaggedRunner(self.worker, self.device, self.live, self.rng)
+        self.runner = TaggedRunner(replica.rank, self.device, self.live, self.rng)
         self.engine = ReferenceEngine(
             self.coordinator,
-            HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator),
+            replica.scheduler,
             self.runner,
             eos=EOS,
             step_ms=10,
         )
         self.runner.engine = self.engine
+        self.runner.tolerates_faults = self.fault_rate > 0
         longest = self.config.schedule.max_model_len
         self.workload = random_workload(self.rng, longest, requests)
         self.disturbance = self.rng.choice([0.0, 0.02, 0.1])
@@ -229,9 +247,24 @@ class Simulation:
     def _after_step(self, engine: ReferenceEngine) -> None:
         self.live.after_step()
         self._raise_first()
+        self._check_tainted()
         for served in list(engine.live.values()):
             if self.rng.random() < self.disturbance:
                 self._disturb(served)
+
+    def _check_tainted(self) -> None:
+        """`no_silent_loss`: rows computed from the page of a failed copy are never confirmed."""
+        state = self.coordinator.state
+        for key, position in self.runner.tainted.items():
+            request = state.requests.get(key)
+            if request is not None and request.row >= 0:
+                confirmed = int(state.rows.confirmed[request.row])
+                if confirmed > position:
+                    raise InvariantViolation(
+                        "no_silent_loss",
+                        f"{key} is confirmed up to {confirmed}, row {position} read a failed copy",
+                        seq=state.seq,
+                    )
 
     def _disturb(self, served: Served) -> None:
         request = self.coordinator.state.requests[served.key]
@@ -253,7 +286,7 @@ class Simulation:
         try:
             self.engine.run(self.workload, after_step=self._after_step)
             self.device.synchronize(None)
-            self.live.at_end()
+            self.live.after_step()
             self._raise_first()
         except Exception as error:
             result.violation = self._name(error)

@@ -81,14 +81,14 @@ def test_exit_code_1_if_it_does_not_verify(monkeypatch, small_report, broken):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--device", "tpu"], ["'tpu'", "cpu, cuda"]),
+        (["--device", "tpu"], ["'tpu'", "use one of cpu (cuda: not built yet)"]),
         (["--device", "rocm"], ["ROCm is refused"]),
         (["--top-k", 64, "--hot-rows", 32], ["hot_rows=32", "top_k=64"]),
         (["--spec", 2], ["spec=2", "not built"]),
         (["--graph"], ["graph=True", "not built"]),
         (["--record-selections"], ["record_selections=True", "not built"]),
         (["--model", "glm"], ["model='glm'", "not built"]),
-        (["--policy", "magic"], ["policy='magic'", "hybrid"]),
+        (["--policy", "magic"], ["policy='magic'", "use one of hybrid"]),
         (["--write-back", "never"], ["write_back='never'", "on_pressure"]),
         (["--abort-rate", 2], ["abort_rate=2.0", "less than or equal to 1"]),
         (["--requests", 0], ["requests=0", "greater than 0"]),

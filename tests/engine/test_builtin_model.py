@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hisparse.device.rows import StepRows
-from hisparse.engine import builtin
+from hisparse.engine import builtin_indexer
 from hisparse.engine.builtin import EOS, VOCAB, BuiltinModel
 from hisparse.engine.reference import DenseCache
 from hisparse.errors import ConfigError, UsageError
@@ -111,19 +111,26 @@ def test_decode_equals_prefill_again(model: BuiltinModel) -> None:
     assert np.array_equal(rows, cache.rows(0, 120))
 
 
-def test_thread_count_and_selection_blocks_change_no_bit(
+def test_thread_count_changes_no_bit(model: BuiltinModel) -> None:
+    tokens, found, threads = prompt(6, 130), {}, torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert torch.get_num_threads() == count
+            found[count] = prefill(model, tokens, 130)
+    finally:
+        torch.set_num_threads(threads)
+    for one, two in zip(found[1], found[2], strict=True):  # logits, cached rows
+        assert one.tobytes() == two.tobytes()
+
+
+def test_blocks_of_a_selection_change_no_bit(
     model: BuiltinModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = prompt(6, 130)
     expected, _ = prefill(model, tokens, 130)
-    monkeypatch.setattr(builtin, "SELECT_ELEMENTS", 4 * 130 * 3)  # three tokens a block
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        logits, _ = prefill(model, tokens, 130)
-    finally:
-        torch.set_num_threads(threads)
-    assert np.array_equal(logits, expected)
+    monkeypatch.setattr(builtin_indexer, "SELECT_ELEMENTS", 4 * 130 * 3)  # three tokens a block
+    assert np.array_equal(prefill(model, tokens, 130)[0], expected)
 
 
 def test_logits_are_integers_of_one_seed(model: BuiltinModel) -> None:
@@ -175,7 +182,7 @@ def test_index_rows_cost_at_most_a_twelfth(model: BuiltinModel) -> None:
     assert layout.index_groups == ((0, 1, 2), (3, 4, 5)) and layout.leaders == (0, 3)
     index = len(layout.index_groups) * layout.index_row_bytes
     assert index * 12 <= layout.layers * layout.row_bytes
-    assert (layout.row_bytes, layout.index_row_bytes) == (128, builtin.INDEX_WIDTH)
+    assert (layout.row_bytes, layout.index_row_bytes) == (128, builtin_indexer.INDEX_WIDTH)
 
 
 def test_selection_is_sorted_causal_and_padded(model: BuiltinModel) -> None:
@@ -195,11 +202,11 @@ def test_top_k_ties_prefer_the_earlier_position() -> None:
     model = BuiltinModel(seed=0, top_k=8, max_model_len=64)
     random = np.random.RandomState(1)
     for total, m in [(5, 3), (8, 8), (9, 9), (40, 6), (64, 1)]:
-        q = random.randint(-1, 2, size=(4, m, builtin.INDEX_WIDTH))
-        keys = random.randint(-1, 2, size=(total, builtin.INDEX_WIDTH))
+        q = random.randint(-1, 2, size=(4, m, builtin_indexer.INDEX_WIDTH))
+        keys = random.randint(-1, 2, size=(total, builtin_indexer.INDEX_WIDTH))
         keys[:, 3:] = 0  # few distinct scores: many ties
-        out = torch.full((m, 8), builtin.MAX_POSITIONS)
-        model._best(torch.tensor(q).float(), torch.tensor(keys).float(), out)
+        out = torch.full((m, 8), builtin_indexer.MAX_POSITIONS)
+        model._selector.best(torch.tensor(q).float(), torch.tensor(keys).float(), out)
         score = np.maximum(np.einsum("hmd,td->hmt", q, keys), 0).sum(0)
         for i in range(m):
             own = total - m + i

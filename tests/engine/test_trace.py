@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hisparse.engine.trace import (
     TraceRequest,
     block_tokens,
-    generate_trace,
     read_trace,
     scale_request,
     scale_trace,
     write_trace,
 )
+from hisparse.engine.trace_generate import generate_trace
 from hisparse.errors import ConfigError
 
 GOOD = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [0, 1]}

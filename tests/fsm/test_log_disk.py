@@ -16,8 +16,9 @@ from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.codec import Codec, UnknownEvent
 from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.log_disk import DiskLog, open_log
+from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_files import OsDisk
+from hisparse.fsm.log_open import open_log
 from hisparse.fsm.log_reader import DiskReader
 
 
@@ -293,6 +294,9 @@ def test_the_header_says_what_wrote_it(tmp_path):
         "created": 100.0,
         "compression": "none",
         "snapshot_seq": 0,
+        "gap_after": -1,
+        "raw_bytes": 0,
+        "chunks": [],
     }
 
 

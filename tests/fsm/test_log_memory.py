@@ -11,7 +11,7 @@ from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.log import MemoryLog
-from hisparse.fsm.log_disk import open_log
+from hisparse.fsm.log_open import open_log
 
 
 class Counted(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):

@@ -151,9 +151,7 @@ class SchedulerRig:
         return self.state.table(Table.HOST)[self.row(key)].tolist()
 
     def block_states(self, key) -> list[str]:
-        return [
-            BlockState(self.state.blocks.state[b]).name if b else "-" for b in self.blocks(key)
-        ]
+        return [BlockState(self.state.blocks.state[b]).name if b else "-" for b in self.blocks(key)]
 
     def page_state(self, page: int) -> str:
         return PageState(self.state.pages.state[page]).name

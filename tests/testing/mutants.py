@@ -211,6 +211,34 @@ def fold_forgets() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def provisional_rows_confirmed() -> Iterator[None]:
+    """Rows count as certain as soon as they are computed, whatever their step could read."""
+    computed = fold.HANDLERS[ev.RowsComputed]
+
+    def hasty(state, e, seq):
+        computed(state, e, seq)
+        at = np.array(e.rows, dtype=np.int64)
+        state.rows.confirmed[at] = state.rows.computed[at]
+
+    with mock.patch.dict(fold.HANDLERS, {ev.RowsComputed: hasty}):
+        yield
+
+
+@contextmanager
+def drift_that_heals() -> Iterator[None]:
+    """The live state is wrong for three steps, then right again."""
+    plan = HiSparseCoordinator.plan_step
+
+    def drifting(self, rows, counts):
+        step = plan(self, rows, counts)
+        self.state.pages.epoch[0] = 1 if 3 <= step < 6 else 0
+        return step
+
+    with mock.patch.object(HiSparseCoordinator, "plan_step", drifting):
+        yield
+
+
 WAITS = (
     "compute_after_spill",
     "d2h_after_compute",
@@ -234,4 +262,6 @@ MUTANTS = {
     "reference_dropped": (reference_dropped, {"refcount_exact"}),
     "freed_block_kept_in_no_queue": (freed_block_kept_in_no_queue, {"conservation"}),
     "fold_forgets": (fold_forgets, {"replay_equal"}),
+    "drift_that_heals": (drift_that_heals, {"replay_equal"}),
+    "provisional_rows_confirmed": (provisional_rows_confirmed, {"no_silent_loss"}),
 }

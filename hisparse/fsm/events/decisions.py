@@ -141,12 +141,16 @@ class PrefixLeased(Event, frozen=True, gc=False, array_like=True, tag=41):
 
 
 class HostPagesReleased(Event, frozen=True, gc=False, array_like=True, tag=42):
-    """`row` gives host pages back (trigger None: published, they stay for the prefix cache)."""
+    """`row` gives host pages back (trigger None: published, they stay for the prefix cache).
+
+    `entries` are those of its table that named them; none for a reservation.
+    """
 
     row: int
     trigger: PageTrigger | None
     pages: Ints
     epochs: Ints
+    entries: Ints = ()
 
 
 class HostPagesEvicted(Event, frozen=True, gc=False, array_like=True, tag=43):

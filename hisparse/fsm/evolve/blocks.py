@@ -159,6 +159,7 @@ def pages_spilled(state: State, e: ev.PagesSpilled, seq: int) -> None:
         if ident:
             transfer = state.transfers[ident]
             transfer.holds_block = False
+            state.rows.unsettled[e.row] += 1
             if transfer.kind is transfer.kind.SPILL:
                 state.rows.spilling[e.row] -= 1
     _unowned(state, e.trigger, blocks)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hisparse.fsm import events as ev
 from hisparse.fsm.evolve.blocks import I64, check_epochs, ids, move_blocks
+from hisparse.fsm.evolve.requests import confirm_rows
 from hisparse.fsm.machines import (
     HOST_PAGE,
     TRANSFER,
@@ -56,8 +55,10 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     request = state.request_of(e.row)
     p.refs[pages] -= 1
     assert (p.refs[pages] >= 0).all(), "a host page was given back twice"
-    table = state.table(Table.HOST)[e.row]
-    table[np.isin(table, pages)] = 0
+    if e.entries:
+        table, entries = state.table(Table.HOST)[e.row], ids(e.entries)
+        assert (table[entries] == pages).all(), "the table names other host pages"
+        table[entries] = 0
     if e.trigger is None:
         idle = pages[p.refs[pages] == 0]
         assert (p.state[idle] == PageState.PUBLISHED).all(), "an idle page needs a trigger"
@@ -117,6 +118,7 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
     if e.kind is TransferKind.RESTORE:
         assert (host[entries] == pages).all(), "a restore reads another page than the table's"
         state.pages.refs[pages] += 1
+        state.rows.unsettled[e.row] += len(pages)
     else:
         n = len(pages)
         assert request.reserved[:n] == list(e.pages), "a copy fills the reservation in order"
@@ -177,6 +179,16 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
     for t in restored:
         state.pages.refs[t.page] -= 1
     _settle(state, moved)
+    for row in sorted({t.row for t in moved if _is_read(t)}):
+        state.rows.unsettled[row] -= sum(_is_read(t) for t in moved if t.row == row)
+        assert state.rows.unsettled[row] >= 0, f"row {row}: more copies settled than were read"
+        if state.rows.unsettled[row] == 0:
+            confirm_rows(state, row)
+
+
+def _is_read(t: Transfer) -> bool:
+    """Whether steps may have read what `t` writes before it completed."""
+    return t.kind is TransferKind.RESTORE or not t.holds_block
 
 
 def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
@@ -190,7 +202,8 @@ def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
     for t in moved:
         if t.kind is TransferKind.RESTORE:
             state.pages.refs[t.page] -= 1
-    _settle(state, moved)
+        state.request_of(t.row).failures += 1
+    _settle(state, moved)  # what was read of them stays unsettled: it is never confirmed
 
 
 def _settle(state: State, transfers: list[Transfer]) -> None:

@@ -36,7 +36,7 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     request.row, request.steady_blocks, request.hit_tokens = e.row, e.steady_blocks, e.hit_tokens
     state.by_row[e.row] = request
     rows.used[e.row] = rows.live[e.row] = True
-    rows.computed[e.row] = rows.planned[e.row] = e.hit_tokens
+    rows.computed[e.row] = rows.planned[e.row] = rows.confirmed[e.row] = e.hit_tokens
     rows.pages[e.row] = e.hit_tokens // state.page_size
     rows.prompt[e.row], rows.limit[e.row] = request.prompt_tokens, request.max_tokens
     rows.pages_max[e.row] = ceil_div(request.max_tokens, state.page_size)
@@ -58,7 +58,7 @@ def step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
 
 
 def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
-    rows, page_size, at = state.rows, state.page_size, np.array(e.rows, dtype=np.int64)
+    rows, at = state.rows, np.array(e.rows, dtype=np.int64)
     for row, page_hash in zip(e.hash_rows, e.page_hashes, strict=True):
         state.request_of(row).hashes.append(page_hash)
     before = rows.computed[at]
@@ -70,11 +70,20 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
     prompts = rows.prompt[at]
     for row in at[(before < prompts) & (prompts <= after)].tolist():
         move(state.request_of(row), RequestTrigger.decoded, seq)
-    first, end = before // page_size, after // page_size
-    for i in np.flatnonzero(first < end).tolist():
-        request = state.request_of(e.rows[i])
-        for page in range(int(first[i]), int(end[i])):
-            register_index_page(state, request, page)
+    certain = rows.unsettled[at] == 0
+    sealed = before // state.page_size < after // state.page_size
+    rows.confirmed[at[certain & ~sealed]] = after[certain & ~sealed]
+    for row in at[certain & sealed].tolist():
+        confirm_rows(state, row)
+
+
+def confirm_rows(state: State, row: int) -> None:
+    """All computed rows of `row` are certain: whole pages of them may be found by prefix."""
+    rows, request = state.rows, state.request_of(row)
+    first, end = int(rows.confirmed[row]), int(rows.computed[row])
+    rows.confirmed[row] = end
+    for page in range(first // state.page_size, end // state.page_size):
+        register_index_page(state, request, page)
 
 
 def register_index_page(state: State, request: Request, page: int) -> None:
@@ -83,6 +92,8 @@ def register_index_page(state: State, request: Request, page: int) -> None:
         return
     per_block = state.index_pages_per_block
     block = int(state.table(Table.INDEX)[request.row, page // per_block])
+    if not block:
+        return  # the request ended before its rows were certain, and its index blocks went back
     page_hash = request.hashes[page]
     state.index_prefix[page_hash] = (block, page % per_block)
     state.index_hashes.setdefault(block, []).append(page_hash)
@@ -137,7 +148,8 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
     state.by_row[e.row] = None
     rows.used[e.row] = False
     counters = (rows.computed, rows.planned, rows.published, rows.last_step, rows.pages)
-    for column in (*counters, rows.pages_max, rows.prompt, rows.limit):
+    rows.unsettled[e.row] = 0
+    for column in (*counters, rows.pages_max, rows.prompt, rows.limit, rows.confirmed):
         column[e.row] = 0
 
 

@@ -3,7 +3,7 @@
 on      kind    what it looks at                         run by
 log     state   the folded state, at any moment          `state.py`
 log     run     an event against what the log said so far `run.py`
-live    –       the scheduler beside its log or tables    `kv.live_checks`
+live    –       the scheduler beside its log or tables    `engine.verify`
 device  –       bytes that were read                      worker, simulator
 """
 

@@ -45,6 +45,11 @@ INVARIANTS: tuple[Invariant, ...] = (
     ),
     Invariant("replay_equal", "live", "the fold of the log is the live state, byte for byte"),
     Invariant("table_truth", "live", "the worker's tables equal the scheduler's"),
+    Invariant(
+        "no_silent_loss",
+        "device",
+        "rows computed from the page of a failed copy are never confirmed, published or emitted",
+    ),
     Invariant("content", "device", "attention reads the bytes that were written"),
     Invariant("disjoint_views", "device", "views of layers and groups never overlap"),
 )

@@ -1,0 +1,117 @@
+"""`hisparse check`: every invariant that a log can show, after every event. No torch, no GPU.
+
+Reads the scheduler's stream, and each rank's stream for the order of its device accesses. Prints
+the witness of each violation. Exits 0 if all holds, 1 for a violation or damage, 3 for a torn tail.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hisparse.cli.errors import LOSS, VIOLATION, say
+from hisparse.cli.opening import History, lost, open_history
+from hisparse.fsm.audit import CHECKED, NOT_CHECKED, Audit
+from hisparse.fsm.describe import as_dict
+from hisparse.fsm.events import Event, LogGap
+from hisparse.fsm.invariants.checker import Violation
+from hisparse.fsm.witness import witness
+
+WITNESSES = 10  # violations whose witness is searched for
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(directory: Path, as_json: bool) -> int:
+    """Check the log in DIRECTORY and print what does not hold, with the events that show it.
+
+    Exits 1 for a violation or for damage, 3 for a torn tail.
+
+    Example: hisparse check runs/one --json
+    """
+    history = open_history(directory)
+    report = audit(history)
+    click.echo(json.dumps(report, indent=2) if as_json else as_text(report))
+    if report["violations"] or report["unordered"]:
+        return VIOLATION
+    if history.log.gaps:
+        say(f"lost: {history.log.gaps[0]}; what follows was not checked")
+        return VIOLATION
+    if history.loss is not None:
+        torn = history.loss.torn
+        say(f"{'recovered with loss' if torn else 'lost'}: {history.loss}")
+        return LOSS if torn else VIOLATION
+    return 0
+
+
+def audit(history: History) -> dict[str, Any]:
+    """The report: keys `events`, `segments`, `lost`, `checked`, `not_checked`, `violations` and
+    `unordered` are stable."""
+    made = Audit(history.config)
+    gap: LogGap | None = None
+    for seq, event in history:
+        if isinstance(event, LogGap):
+            gap = event  # what was said before it is lost: no fact of the run is known any more
+            break
+        if not made.take(seq, event):
+            break
+    made.finish(torn=gap is not None or history.loss is not None)
+    return {
+        "events": made.events,
+        "segments": history.segments,
+        "lost": lost(history.loss) if gap is None else as_dict(made.events + 1, gap),
+        "recounts": made.recounts,
+        "checked": list(CHECKED),
+        "not_checked": [{"invariant": i.name, "where": i.where} for i in NOT_CHECKED],
+        "violations": _witnessed(history, made.violations),
+        "more_violations": made.more,
+        "unordered": [],
+    }
+
+
+def _witnessed(history: History, violations: list[Violation]) -> list[dict[str, Any]]:
+    found = []
+    for number, violation in enumerate(violations):
+        chain: list[dict[str, Any]] = []
+        if number < WITNESSES:
+            event = next((event for _, event in history.read(violation.seq)), None)
+            if isinstance(event, Event):
+                shown = witness(history.config, violation, event, history)
+                chain = [as_dict(seq, e) for seq, e in shown]
+        found.append(
+            {
+                "invariant": violation.invariant,
+                "seq": violation.seq,
+                "message": violation.message,
+                "witness": chain,
+            }
+        )
+    return found
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    lines = [f"{report['events']} events in {report['segments']} segments"]
+    lines.append(f"checked      {', '.join(report['checked'])}")
+    rest = ", ".join(f"{i['invariant']} ({i['where']})" for i in report["not_checked"])
+    lines.append(f"not checked  {rest}")
+    for violation in report["violations"]:
+        lines += ["", f"violated: {violation['invariant']} at seq {violation['seq']}"]
+        lines += [f"  {violation['message']}"]
+        lines += [f"  {event['seq']:>8}  {_tail(event)}" for event in violation["witness"]]
+    for pair in report["unordered"]:
+        lines += ["", f"unordered: {pair['missing_edge']}"]
+        lines += [f"  first   {pair['first']['line']}", f"  second  {pair['second']['line']}"]
+    if not report["violations"] and not report["unordered"]:
+        lines.append("nothing violated")
+    elif report["more_violations"]:
+        lines.append(f"and {report['more_violations']} more violations")
+    return "\n".join(lines)
+
+
+def _tail(event: dict[str, Any]) -> str:
+    return str(event["line"]).partition("  ")[2]

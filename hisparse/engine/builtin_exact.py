@@ -1,0 +1,50 @@
+"""Integers carried in floats: the arithmetic in which any order of a sum gives the same bits.
+
+Contract: everything here is exact or correctly rounded; see `engine.builtin` for why that matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hisparse.errors import ConfigError
+
+QMAX = 127
+RMS = 32.0  # of a quantised activation: clips at four sigma
+EXACT_F32 = 1 << 24
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An integer matrix, [in, out], and the factor that brings its product to rms `RMS`."""
+
+    weight: torch.Tensor
+    scale: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def require_exact(bound: int, what: str) -> None:
+    """Raises ConfigError if a sum of magnitude `bound` could leave float32's exact range."""
+    if bound >= EXACT_F32:
+        raise ConfigError(f"{what} may reach {bound}, and float32 is exact only below {EXACT_F32}")
+
+
+def quantise(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """`x * scale` as int8 activations, clipped to +-QMAX."""
+    return torch.round(x * scale).clamp_(-QMAX, QMAX)
+
+
+def to_bytes(x: torch.Tensor) -> np.ndarray:
+    """int8 activations as bytes to cache, on the host."""
+    return np.ascontiguousarray(x.to(torch.int8).cpu().numpy()).view(np.uint8)
+
+
+def from_bytes(data: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Cached bytes as the integers they are."""
+    writable = np.require(data, requirements="W").view(np.int8)  # torch warns of read-only
+    return torch.from_numpy(writable).to(device).float()

@@ -1,0 +1,115 @@
+"""Audit: a log, folded through every invariant that a log can show, after every event. Pure.
+
+    audit = Audit(config)
+    for seq, event in log:
+        if not audit.take(seq, event): break        the event cannot be folded: nothing can follow
+    audit.finish()                                  the last full recount
+
+A full recount runs when a step is planned, at most every `recount_events`: between those a decision
+may be half told. Owns a state, a `Checker` for the run invariants and an `Incremental` for those of
+the state. `violations` holds each fault once, at most `keep` of them, as they were found; `more`
+counts the rest. An event that cannot be folded is a violation with the name of its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hisparse.config import HiSparseConfig
+from hisparse.fsm.codec import UnknownEvent
+from hisparse.fsm.events import Event, StepPlanned
+from hisparse.fsm.fold import evolve
+from hisparse.fsm.invariants.checker import Checker, Violation
+from hisparse.fsm.invariants.incremental import Incremental
+from hisparse.fsm.invariants.registry import INVARIANTS
+from hisparse.fsm.invariants.run import RUN_CHECKS
+from hisparse.fsm.invariants.state import STATE_CHECKS
+from hisparse.fsm.state import State
+
+RECOUNT_EVENTS = 2000
+CHECKED = (*RUN_CHECKS, *STATE_CHECKS)
+NOT_CHECKED = tuple(i for i in INVARIANTS if i.name not in CHECKED)
+
+
+class Audit:
+    """Takes a log in from its first event on."""
+
+    def __init__(
+        self, config: HiSparseConfig, *, recount_events: int = RECOUNT_EVENTS, keep: int = 100
+    ) -> None:
+        self.state = State(config)
+        self.events = self.recounts = self.more = 0
+        self.violations: list[Violation] = []
+        self._checker = Checker(config)
+        self._watch = Incremental(self.state)
+        self._every, self._keep = recount_events, keep
+        self._told: set[tuple[str, str]] = set()
+        self._next_recount = recount_events
+        self._stopped = False
+
+    def take(self, seq: int, event: Event | UnknownEvent) -> bool:
+        """Check and fold the next event; False if it cannot be folded."""
+        self.events += 1
+        if isinstance(event, UnknownEvent):
+            text = f"kind {event.kind} is not one that this version knows"
+            self._tell(Violation("UnknownEvent", seq, text))
+            self._stopped = True
+            return False
+        for violation in self._judge(seq, event):
+            self._tell(violation)
+        try:
+            self._watch.before(event)
+            evolve(self.state, event, seq)
+        except Exception as error:  # ids and lengths of a foreign log may be anything
+            self._tell(Violation(type(error).__name__, seq, _cannot(event, error)))
+            self._stopped = True
+            return False
+        for fault in self._watch.after():
+            self._tell(Violation(*fault))
+        if isinstance(event, StepPlanned) and self.events >= self._next_recount:
+            self._recount()
+        return True
+
+    def finish(self, *, torn: bool = False) -> None:
+        """The last full recount, of the state that the log ends in. A log that is `torn`, or that
+        stopped at an event, may end inside a decision: its last entries are not judged."""
+        if torn or self._stopped:
+            return
+        for fault in self._watch.readable():
+            self._tell(Violation(*fault))
+        self._recount()
+
+    def _judge(self, seq: int, event: Event) -> Iterator[Violation]:
+        try:
+            yield from self._checker.event(seq, event)
+        except Exception:  # it names what the log never spoke of: the fold will say so
+            for name, check in RUN_CHECKS.items():
+                try:
+                    found = list(check(self._checker.run, event))
+                except Exception:
+                    continue
+                for text in found:
+                    yield Violation(name, seq, text)
+
+    def _recount(self) -> None:
+        self._next_recount = self.events + self._every
+        self.recounts += 1
+        found = self._checker.state(self.state)
+        for violation in found:
+            self._tell(violation)
+        if found:
+            self._watch.resync()
+
+    def _tell(self, violation: Violation) -> None:
+        key = (violation.invariant, violation.message)
+        if key in self._told:
+            return
+        if len(self.violations) >= self._keep:
+            self.more += 1
+            return
+        self._told.add(key)
+        self.violations.append(violation)
+
+
+def _cannot(event: object, error: Exception) -> str:
+    return f"{type(event).__name__} cannot follow the state: {error or type(error).__name__}"

@@ -1,0 +1,242 @@
+"""LogHistory: a finished or live log, opened for questions: the state at a seq, the seq of a step.
+
+Owns      a sparse index in memory: the first seq of each segment, and where snapshots are. Within a
+          segment it jumps by bisection, so that a seek reads little, however long the log.
+Makes     no events; `loss` and `gaps` say what is missing.
+Needs     a `Disk`; for states, the configuration in the first segment's header.
+Edges     all that is read is checked, and damage in it raises; what a seek jumps over is not looked
+          at. `verify` reads everything. A snapshot that is damaged, ahead of the log, or not of
+          its seq is skipped: the fold begins at an earlier one, or at the first event.
+Crash     reads only. `last_seq` and `loss` are as of `open`.
+
+    seg 1        seg 2        seg 3               snapshots    ^ at 100, ^ at 200
+    |1 .. 90     |91 .. 180   |181 .. 240|torn    state_at(230): restore 200, fold 201..230
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from pydantic import ValidationError
+
+from hisparse.config import HiSparseConfig, config_error
+from hisparse.errors import HiSparseError, InvariantViolation, LogError
+from hisparse.fsm.codec import Codec, Frame, LoggedEvent, SegmentHeader, UnknownEvent
+from hisparse.fsm.events import EVENT_TYPES, LogGap, StepPlanned
+from hisparse.fsm.fold import evolve
+from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_reader import FrameWalk, Gap, Loss
+from hisparse.fsm.log_seek import jump
+from hisparse.fsm.log_segment import Segment, segment_numbers
+from hisparse.fsm.log_snapshots import Snapshots
+from hisparse.fsm.snapshot import restore
+from hisparse.fsm.state import State
+
+STREAM = "scheduler"
+_STEP_KIND = StepPlanned.__struct_config__.tag
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """What the index holds of a segment. `bytes` is the size of its file."""
+
+    number: int
+    name: str
+    first_seq: int
+    bytes: int
+    gap_after: int
+    compression: str
+
+
+class LogHistory:
+    """The log of one stream; make it with `open`."""
+
+    def __init__(
+        self, directory: Path, header: SegmentHeader, index: list[SegmentInfo], disk: Disk
+    ) -> None:
+        self.directory, self.header, self.segments = directory, header, index
+        self._disk, self._codec = disk, Codec(EVENT_TYPES)
+        self._firsts = [info.first_seq for info in index]
+        self.snapshots = Snapshots(disk, directory, header.salt)
+        self.first_seq = self._firsts[0]
+        self.last_seq, self.loss = self._end()
+        self._config: HiSparseConfig | None = None
+
+    @classmethod
+    def open(cls, directory: Path, *, stream: str = STREAM, disk: Disk | None = None) -> LogHistory:
+        """The log of `stream` below `directory`. Raises LogError where there is none to read."""
+        disk = disk or OsDisk()
+        if not directory.is_dir():
+            raise LogError(f"{directory}: no such directory; give the one that --log wrote to")
+        path = directory / stream
+        numbers = segment_numbers(disk, path) if path.is_dir() else []
+        if not numbers:
+            raise LogError(f"{directory} holds no log: {stream}/00000001.seg is missing")
+        index: list[SegmentInfo] = []
+        first: SegmentHeader | None = None
+        try:
+            for number in numbers:
+                segment = Segment(disk, path, number)
+                header, name, size = segment.header, segment.name, segment.file_bytes
+                segment.close()
+                if isinstance(header, str):
+                    if first is None:
+                        raise LogError(f"{directory}: {name} is damaged: {header}")
+                    continue  # reading comes by it, and says so
+                first = first or header
+                index.append(
+                    SegmentInfo(
+                        number, name, header.first_seq, size, header.gap_after, header.compression
+                    )
+                )
+            assert first is not None
+            return cls(path, first, index, disk)
+        except OSError as error:
+            raise LogError(f"cannot read {directory}: {error.strerror or error}") from error
+
+    @property
+    def config(self) -> HiSparseConfig:
+        """The configuration that the log was written under. Raises LogError if it is unusable."""
+        if self._config is None:
+            try:
+                self._config = HiSparseConfig.model_validate_json(self.header.config)
+            except ValidationError as error:
+                where = self.directory.parent
+                raise LogError(
+                    f"{where}: its configuration is unusable: {config_error(error)}"
+                ) from None
+        return self._config
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Events that the writer dropped, by its own account."""
+        return [
+            Gap(info.name, info.gap_after + 1, info.first_seq)
+            for info in self.segments
+            if info.gap_after >= 0
+        ]
+
+    # -- reading ----------------------------------------------------------------------------------
+    def frames(self, from_seq: int = 1) -> Iterator[Frame]:
+        """(seq, kind, body) from `from_seq` to `last_seq`. Raises LogError at damage."""
+        if not self.first_seq <= from_seq <= self.last_seq + 1:
+            raise LogError(f"seq {from_seq} is not in the log: {self.first_seq}..{self.last_seq}")
+        walk = self._walk(from_seq)
+        try:
+            while found := walk.frames():
+                for frame in found:
+                    if frame[0] > self.last_seq:
+                        return
+                    yield frame
+            if walk.next_seq <= self.last_seq and walk.loss is not None:
+                raise LogError(str(walk.loss))
+        except OSError as error:
+            raise LogError(f"cannot read {self.directory.parent}: {error.strerror}") from error
+        finally:
+            walk.close()
+
+    def read(self, from_seq: int = 1) -> Iterator[tuple[int, LoggedEvent]]:
+        """(seq, event) from `from_seq` to `last_seq`. Raises LogError at damage."""
+        for seq, kind, body in self.frames(from_seq):
+            yield seq, self._decode(seq, kind, body)
+
+    def verify(self) -> int:
+        """Read every frame; returns how many there are. Raises LogError at damage."""
+        return sum(1 for _ in self.frames(self.first_seq))
+
+    def seq_of_step(self, step: int) -> int:
+        """Seq of the StepPlanned of `step`. Raises LogError if the log has no such step."""
+        low, high = self.first_seq, self.last_seq + 1  # it lies in [low, high)
+        while low < high:
+            middle = (low + high) // 2
+            seq, found = self._step_from(middle)
+            if found == step:
+                return seq
+            if seq < 0 or found > step:
+                high = middle
+            else:
+                low = seq + 1
+        raise LogError(f"step {step} is not in the log")
+
+    def _step_from(self, seq: int) -> tuple[int, int]:
+        """(seq, step) of the first StepPlanned at or after `seq`; (-1, 0) if there is none."""
+        for at, kind, body in self.frames(seq):
+            if kind == _STEP_KIND:
+                event = self._decode(at, kind, body)
+                assert isinstance(event, StepPlanned)
+                return at, event.step
+        return -1, 0
+
+    # -- states -----------------------------------------------------------------------------------
+    def state_at(self, seq: int) -> State:
+        """The state after event `seq` (0: before the first).
+
+        Raises LogError for a seq that the log does not have or that a gap hides, for damage on the
+        way, and for an event that this version does not know; InvariantViolation ``replay_equal``
+        for events that contradict the state.
+        """
+        if not 0 <= seq <= self.last_seq:
+            raise LogError(f"seq {seq} is not in the log: {self.first_seq}..{self.last_seq}")
+        state = self._nearest(seq)
+        if state.seq < seq:
+            for at, event in self.read(state.seq + 1):
+                if at > seq:
+                    break
+                self._apply(state, at, event)
+        return state
+
+    def _nearest(self, seq: int) -> State:
+        """The last state at or before `seq` that is known without folding."""
+        for at in reversed(self.snapshots.seqs()):
+            if at > seq or (data := self.snapshots.read(at)) is None:
+                continue
+            try:
+                state = restore(self.config, data)
+            except LogError:
+                continue
+            if state.seq == at:
+                return state
+        return State(self.config)
+
+    def _apply(self, state: State, seq: int, event: LoggedEvent) -> None:
+        if isinstance(event, UnknownEvent):
+            raise LogError(f"event {seq} has kind {event.kind}, which this version does not know")
+        if isinstance(event, LogGap):
+            raise LogError(
+                f"the writer dropped seqs {event.after_seq + 1} to {seq} ({event.reason}): the "
+                "state is unknown from there to the next snapshot"
+            )
+        try:
+            evolve(state, event, seq)
+        except HiSparseError:
+            raise
+        except Exception as error:  # ids and lengths of a foreign log may be anything
+            name, why = type(event).__name__, error or type(error).__name__
+            text = f"{name} cannot follow the state: {why}"
+            raise InvariantViolation("replay_equal", text, seq=seq) from error
+
+    # -- seeking ----------------------------------------------------------------------------------
+    def _walk(self, from_seq: int) -> FrameWalk:
+        """A walk that begins shortly before `from_seq`."""
+        walk = FrameWalk(self._disk, self.directory, from_seq)
+        info = self.segments[max(bisect_right(self._firsts, from_seq) - 1, 0)]
+        segment = Segment(self._disk, self.directory, info.number)
+        walk.start(segment, jump(segment, info.first_seq, from_seq))
+        return walk
+
+    def _end(self) -> tuple[int, Loss | None]:
+        """The last seq, and what is torn or damaged behind it."""
+        walk = self._walk(1 << 62)
+        try:
+            walk.frames()  # [], at the end: no seq is as high as what it looks for
+            return walk.next_seq - 1, walk.loss
+        finally:
+            walk.close()
+
+    def _decode(self, seq: int, kind: int, body: bytes) -> LoggedEvent:
+        try:
+            return self._codec.decode(kind, body)
+        except LogError as error:
+            raise LogError(f"event {seq} of log {self.directory.name!r}: {error}") from error

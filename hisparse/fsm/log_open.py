@@ -1,0 +1,55 @@
+"""`open_log`: the event log that a `LogConfig` asks for, in memory or on disk.
+
+The clock of the machine is the default here, so that the logs themselves have theirs injected.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from hisparse.config import LogConfig
+from hisparse.errors import UsageError
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.log import EventLog, MemoryLog
+from hisparse.fsm.log_disk import DiskLog
+from hisparse.fsm.log_files import Disk
+
+_STREAM = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def open_log(
+    config: LogConfig,
+    codec: Codec,
+    *,
+    stream: str,
+    config_json: bytes | str = "{}",
+    salt: bytes = b"",
+    clock: Callable[[], float] = time.time,
+    disk: Disk | None = None,
+) -> EventLog:
+    """The log that `config` asks for. `stream` names its directory: ``scheduler``, ``rank-0``.
+
+    Raises UsageError for a stream name that is no plain file name, LogError as `DiskLog` does.
+    """
+    if not _STREAM.fullmatch(stream):
+        raise UsageError(f"stream={stream!r} must match {_STREAM.pattern}")
+    if config.mode != "disk":
+        return MemoryLog(0 if config.mode == "off" else config.ring_events)
+    assert config.dir is not None  # LogConfig refuses disk mode without it
+    return DiskLog(
+        config.dir / stream,
+        codec,
+        clock=clock,
+        config_json=config_json,
+        salt=salt,
+        fsync=config.fsync,
+        fsync_interval_s=config.fsync_interval_s,
+        segment_bytes=config.segment_bytes,
+        snapshot_events=config.snapshot_events,
+        compress=config.compress,
+        on_error=config.on_error,
+        ring=config.ring_events,
+        disk=disk,
+    )

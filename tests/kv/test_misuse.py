@@ -1,0 +1,90 @@
+"""Misuse raises UsageError with the fix in it, and changes nothing: not the state, not the log."""
+
+from __future__ import annotations
+
+import pytest
+from kv_rig import SchedulerRig, make_config
+
+from hisparse.errors import UsageError
+
+PROMPT = list(range(40))
+
+
+def serving():
+    """A rig with one request in prefill (row 0) and one waiting for its row."""
+    rig = SchedulerRig(make_config(schedule={"max_requests": 1}))
+    key = rig.arrive("q", PROMPT)
+    rig.step(rows=16)
+    waiting = rig.arrive("w", PROMPT)
+    rig.coordinator.admit_waiting()
+    return rig, key, waiting
+
+
+MISUSES = {
+    "finish during the prompt": (lambda c, q, w: c.finish(*q), "is PREFILL, must be DECODE"),
+    "finish of nobody": (lambda c, q, w: c.finish("x", 9), "has no epoch 9"),
+    "preempt while it waits": (lambda c, q, w: c.preempt(*w), "is WAITING, must be ADMITTED"),
+    "more rows than places": (lambda c, q, w: c.plan_step([0], [25]), "has places for 0 more"),
+    "a row twice": (lambda c, q, w: c.plan_step([0, 0], [4, 4]), "name each row once"),
+    "a row that is nobody's": (lambda c, q, w: c.grow([7], [1]), "request rows are 0..0"),
+    "another step": (lambda c, q, w: c.rows_computed(7, [0], [1]), "the step under way is 1"),
+    "rows that were not planned": (lambda c, q, w: c.rows_computed(1, [0], [1]), "planned 0"),
+    "time that goes back": (lambda c, q, w: c.tick(-1), "must be in 0"),
+    "an id in use": (lambda c, q, w: c.arrive("q", 4, 8, [b"x"]), "is live: end it first"),
+}
+
+
+@pytest.mark.parametrize("name", list(MISUSES))
+def test_misuse_is_refused_and_changes_nothing(name):
+    call, message = MISUSES[name]
+    rig, key, waiting = serving()
+    before, seq = rig.coordinator.digest(), rig.log.last_seq
+    with pytest.raises(UsageError, match=message):
+        call(rig.coordinator, key, waiting)
+    assert (rig.coordinator.digest(), rig.log.last_seq) == (before, seq)
+    rig.step()  # and the service goes on
+
+
+def test_a_client_may_go_away_between_plan_and_accept():
+    rig = SchedulerRig()
+    stays, goes = rig.arrive("stays", PROMPT), rig.arrive("goes", PROMPT)
+    rig.coordinator.admit_waiting()
+    rows = [rig.row(stays), rig.row(goes)]
+    step = rig.coordinator.plan_step(rows, rig.coordinator.grow(rows, [16, 16]))
+    rig.send()
+    rig.coordinator.abort(*goes)
+    rig.coordinator.rows_computed(step, rows, [16, 16])
+    assert rig.state.rows.computed[rows[0]] == 16
+    rig.retire()
+    rig.check()
+
+
+def test_a_second_end_is_refused_and_a_late_abort_is_inert():
+    rig = SchedulerRig()
+    key = rig.arrive("q", PROMPT)
+    rig.step()
+    rig.coordinator.finish(*key)
+    with pytest.raises(UsageError):
+        rig.coordinator.finish(*key)
+    rig.coordinator.abort(*key)
+    for _ in range(3):
+        rig.step()
+    assert rig.drained()
+
+
+def test_a_hit_that_would_not_fit_is_taken_shorter():
+    # In the smallest pool there is no block left to copy indexer rows from: without a shorter hit
+    # the request would wait for ever.
+    config = make_config(blocks=64, host_pages=64, longest=20)
+    blocks = config.steady_blocks(20)
+    rig = SchedulerRig(make_config(blocks=blocks, host_pages=64, longest=20))
+    first = rig.arrive("first", PROMPT[:16])
+    for _ in range(20):
+        rig.step()
+    rig.finish(first)
+    for _ in range(3):
+        rig.step()
+    key = rig.arrive("second", [*PROMPT[:9], *range(80, 87)])
+    for _ in range(3):
+        rig.step()
+    assert rig.state.requests[key].live
