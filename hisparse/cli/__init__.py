@@ -12,7 +12,9 @@ import click
 from hisparse import __version__
 from hisparse.cli.bench import bench
 from hisparse.cli.check import check
+from hisparse.cli.diff import diff
 from hisparse.cli.errors import OneLineGroup
+from hisparse.cli.log import log
 from hisparse.cli.replay import replay
 from hisparse.cli.run import run
 from hisparse.cli.trace import trace
@@ -28,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (run, replay, check, why, trace, bench):
+for command in (run, log, replay, check, why, diff, trace, bench):
     cli.add_command(command)
 
 

@@ -15,6 +15,7 @@ import click
 from hisparse.cli.errors import LOSS, VIOLATION, say
 from hisparse.cli.opening import History, lost, open_history
 from hisparse.fsm.audit import CHECKED, NOT_CHECKED, Audit
+from hisparse.fsm.clocks import RankOrder
 from hisparse.fsm.describe import as_dict
 from hisparse.fsm.events import Event, LogGap
 from hisparse.fsm.invariants.checker import Violation
@@ -52,6 +53,11 @@ def audit(history: History) -> dict[str, Any]:
     """The report: keys `events`, `segments`, `lost`, `checked`, `not_checked`, `violations` and
     `unordered` are stable."""
     made = Audit(history.config)
+    state = made.state
+    ranks = [
+        RankOrder(name, history.read(1, name), len(state.blocks.state), len(state.pages.state))
+        for name in history.rank_streams()
+    ]
     gap: LogGap | None = None
     for seq, event in history:
         if isinstance(event, LogGap):
@@ -59,6 +65,10 @@ def audit(history: History) -> dict[str, Any]:
             break
         if not made.take(seq, event):
             break
+        for rank in ranks:
+            rank.folded(seq, event, state)
+    for rank in ranks:
+        rank.finish()
     made.finish(torn=gap is not None or history.loss is not None)
     return {
         "events": made.events,
@@ -69,8 +79,28 @@ def audit(history: History) -> dict[str, Any]:
         "not_checked": [{"invariant": i.name, "where": i.where} for i in NOT_CHECKED],
         "violations": _witnessed(history, made.violations),
         "more_violations": made.more,
-        "unordered": [],
+        "ranks": [{"stream": rank.name, "steps": rank.steps} for rank in ranks],
+        "unordered": [pair for rank in ranks for pair in _unordered(history, rank)],
     }
+
+
+def _unordered(history: History, rank: RankOrder) -> list[dict[str, Any]]:
+    """Pairs of accesses that nothing orders, each with its event of the rank's stream."""
+
+    def told(seq: int, access: str) -> dict[str, Any]:
+        event = next((event for _, event in history.read(seq, rank.name)), None)
+        return {"access": access, "stream": rank.name} | as_dict(seq, event)
+
+    return [
+        {
+            "pool": pair.pool,
+            "id": pair.ident,
+            "first": told(pair.first_seq, pair.first),
+            "second": told(pair.second_seq, pair.second),
+            "missing_edge": pair.missing_edge,
+        }
+        for pair in rank.clocks.found
+    ]
 
 
 def _witnessed(history: History, violations: list[Violation]) -> list[dict[str, Any]]:
@@ -105,7 +135,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines += [f"  {event['seq']:>8}  {_tail(event)}" for event in violation["witness"]]
     for pair in report["unordered"]:
         lines += ["", f"unordered: {pair['missing_edge']}"]
-        lines += [f"  first   {pair['first']['line']}", f"  second  {pair['second']['line']}"]
+        for name in ("first", "second"):
+            lines.append(f"  {name:<6}  {pair[name]['access']}: {pair[name]['line']}")
     if not report["violations"] and not report["unordered"]:
         lines.append("nothing violated")
     elif report["more_violations"]:

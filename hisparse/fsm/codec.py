@@ -231,13 +231,17 @@ def parse_frames(data: bytes, room: int, seed: int, expected: int) -> Parsed:
         pos, expected = end, expected + 1
 
 
-def find_frame(data: bytes, seed: int, first: int, last: int) -> tuple[int, bool]:
+def find_frame(
+    data: bytes, seed: int, first: int, last: int, starts: int = MAX_FRAME_BYTES
+) -> tuple[int, bool]:
     """(offset of the first valid frame of a seq in ``[first, last]`` in `data`, or -1; sure).
+
+    The frame begins among the first `starts` bytes, and ends within `data`.
 
     Looks at every byte for such a seq, so that it never depends on a length that may be wrong. The
     checksums that it computes are bounded: `sure` is False if it gave up before the end.
     """
-    count = len(data) - FRAME_HEAD_BYTES + 1
+    count = min(len(data) - FRAME_HEAD_BYTES + 1, starts)
     if count <= 0 or last < first:
         return -1, True
     budget = RESYNC_BYTES

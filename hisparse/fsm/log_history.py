@@ -184,7 +184,7 @@ class LogHistory:
             for at, event in self.read(state.seq + 1):
                 if at > seq:
                     break
-                self._apply(state, at, event)
+                self.apply(state, at, event)
         return state
 
     def _nearest(self, seq: int) -> State:
@@ -200,7 +200,7 @@ class LogHistory:
                 return state
         return State(self.config)
 
-    def _apply(self, state: State, seq: int, event: LoggedEvent) -> None:
+    def apply(self, state: State, seq: int, event: LoggedEvent) -> None:
         if isinstance(event, UnknownEvent):
             raise LogError(f"event {seq} has kind {event.kind}, which this version does not know")
         if isinstance(event, LogGap):

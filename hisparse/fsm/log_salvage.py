@@ -3,9 +3,9 @@
 Owns      nothing; it reads the segments in order, past whatever is damaged.
 Makes     no events; a `Lost` for each stretch that holds no intact frame of its place.
 Needs     a `Disk`.
-Edges     frames come out in ascending seq, each once, each whole by its checksum; a seq that is not
-          there is in exactly one `Lost`. What a search for the next frame costs is bounded: where it
-          gives up, the rest of the segment is lost, and the next segment is read.
+Edges     frames come out in ascending seq, each once, each whole by its checksum; a seq that is
+          not there is in exactly one `Lost`. What a search for the next frame costs is bounded:
+          where it gives up, the rest of the segment is lost, and the next segment is read.
 Crash     reads only; `rewrite` makes a log of its own elsewhere.
 """
 
@@ -24,6 +24,7 @@ from hisparse.fsm.log_segment import Segment, segment_numbers
 from hisparse.fsm.log_writer import SegmentWriter
 
 BATCH_FRAMES = 4096
+MAX_LOSSES = 1000  # of a segment, after which its rest is given up
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -49,6 +50,11 @@ class Salvage:
         self.lost: list[Lost] = []
         self.header: SegmentHeader | None = None  # of the first segment that has one
         self.first_seq = self._next = 0  # of the first frame; the seq that comes next
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last frame, or lost behind it, so far."""
+        return max(self._next - 1, 0)
 
     def frames(self) -> Iterator[Frame]:
         """Every intact frame in ascending seq. Raises LogError if the disk or format refuses."""
@@ -102,7 +108,9 @@ class Salvage:
     def _resync(self, segment: Segment, bound: int, fault: str) -> bool:
         """Move on to the next intact frame of the segment; False if there is none."""
         most = bound - 1 if bound else self._next + segment.rest() // FRAME_HEAD_BYTES
-        at, sure = segment.find(self._next, most, segment.offset + 1)
+        at, sure = -1, False
+        if sum(one.segment == segment.name for one in self.lost[-MAX_LOSSES:]) < MAX_LOSSES:
+            at, sure = segment.find(self._next, most, segment.offset + 1)
         start, rest = segment.offset, segment.rest()
         if at < 0:
             reason = fault if sure else f"{fault}; the search for what follows was given up"

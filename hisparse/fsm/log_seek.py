@@ -12,7 +12,7 @@ from __future__ import annotations
 from hisparse.fsm.codec import FRAME_HEAD_BYTES, find_frame
 from hisparse.fsm.log_segment import Segment
 
-NEAR_BYTES = 128 << 10
+NEAR_BYTES = 32 << 10
 
 
 def jump(segment: Segment, first_seq: int, seq: int) -> int:

@@ -34,8 +34,8 @@ from hisparse.fsm.codec import (
 from hisparse.fsm.log_files import Disk
 
 CHUNK_BYTES = 1 << 20
-NEAR_BYTES = 64 << 10
-MAX_RAW_BYTES = 2 << 30  # of a compressed segment's frames
+NEAR_BYTES = (4 << 10, 64 << 10)
+MAX_RAW_BYTES = 1 << 30  # of a compressed segment's frames
 _SEGMENT = re.compile(r"(\d{8})\.seg(\.zst)?")
 
 
@@ -193,13 +193,14 @@ class Segment:
     def find(self, first: int, last: int, start: int) -> tuple[int, bool]:
         """(offset from `start` on of a valid frame of a seq in ``[first, last]``, or -1; sure)."""
         size, sure = self.bytes.size(), True
-        near = self.bytes.read(max(min(NEAR_BYTES, size - start), 0), start)
-        found, _ = find_frame(near, self.seed, first, last)  # most often it is
-        if found >= 0:
-            return start + found, True
+        for near in NEAR_BYTES:  # most often it is not far
+            window = self.bytes.read(max(min(near, size - start), 0), start)
+            found, _ = find_frame(window, self.seed, first, last)
+            if found >= 0:
+                return start + found, True
         for at in range(start, size, MAX_FRAME_BYTES):  # windows that hold any frame whole
             window = self.bytes.read(min(2 * MAX_FRAME_BYTES, size - at), at)
-            found, certain = find_frame(window, self.seed, first, last)
+            found, certain = find_frame(window, self.seed, first, last, MAX_FRAME_BYTES)
             if found >= 0:
                 return at + found, sure
             sure = sure and certain

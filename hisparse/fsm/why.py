@@ -8,7 +8,7 @@ Links come newest first; a cause stands right under what it led to, one level de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -61,13 +61,13 @@ class _Life:
             return
         if not self._names(event):
             return
-        if isinstance(event, _BIRTHS) and self._key in keys_of(event):
+        if isinstance(event, _BIRTHS) and self._key in [*keys_of(event)]:
             self.events, self.written, self._transfers = [], None, set()
         self.events.append((seq, event))
         self._follow(event)
 
     def _names(self, event: ev.Event) -> bool:
-        if self._key in keys_of(event):
+        if self._key in [*keys_of(event)]:
             return True
         return any(ident in self._transfers for ident in getattr(event, "transfers", ()))
 

@@ -1,7 +1,8 @@
 """HostPool: ids of the pinned host pages, a space of its own beside the GPU blocks.
 
 Pages are taken from the free queue, then from published pages that nobody leases, least recently
-used first. A GPU copy that is only cached goes with its host page: no prefix could find it again.
+used first. A GPU copy that is only cached is not found any more once its host page is gone; it goes
+in its turn.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from hisparse.errors import CapacityError
-from hisparse.fsm.events import BlocksEvicted, HostPagesEvicted, Ints
-from hisparse.fsm.machines import BlockState
+from hisparse.fsm.events import HostPagesEvicted, Ints
 from hisparse.fsm.state import State
-from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.decision import I64, Decision, ints
 
 
@@ -35,10 +34,6 @@ def take_pages(state: State, n: int, cause: int) -> Decision[I64]:
         old = state.pages.evictable.peek(short)
         if len(old) < short:
             raise CapacityError(f"{n} host pages wanted, {state.pages.available} available")
-        partners = state.pages.partner[old].astype(np.int64)
-        cached = partners[state.blocks.state[partners] == BlockState.CACHED]
-        if len(cached):
-            yield BlocksEvicted(cause, ints(cached), block_epochs(state, cached))
         yield HostPagesEvicted(cause, ints(old), page_epochs(state, old))
     pages = state.pages.free.peek(n)
     assert len(pages) == n, (len(pages), n)

@@ -6,8 +6,9 @@ import json
 
 import msgspec
 import pytest
-from cli_case import call, call_process, error_of
+from cli_case import SMALL, call, call_process, error_of
 from log_case import clean_events, write_log
+from testing.mutants import drop_wait
 
 from hisparse.fsm import events as ev
 
@@ -90,3 +91,24 @@ def test_check_needs_no_torch(directory):
     done = call_process("check", directory, "--json", code=NO_TORCH)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["violations"] == []
+
+
+def test_a_wait_left_out_is_named_with_both_events(tmp_path):
+    """The rank's stream of a run whose worker forgets one wait, written beside its log."""
+    with drop_wait("d2h_after_compute"):
+        result = call("run", *SMALL, "--no-verify", "--log", tmp_path / "log", "--json")
+    assert result.exit_code == 0
+    report = checked(tmp_path / "log", 1)
+    assert report["violations"] == [] and report["unordered"]
+    pair = report["unordered"][0]
+    assert "(the wait named d2h_after_compute)" in pair["missing_edge"]
+    assert pair["first"]["kind"] == "CommandApplied" and pair["second"]["kind"] == "MemoryAccessed"
+    assert pair["id"] in pair["second"]["fields"]["ids"]
+    text = call("check", tmp_path / "log").stdout
+    assert "unordered: d2h has to wait for" in text and "compute writes block" in text
+
+
+def test_a_run_with_its_rank_stream_has_nothing_unordered(tmp_path):
+    call("run", *SMALL, "--no-verify", "--log", tmp_path / "log")
+    report = checked(tmp_path / "log", 0)
+    assert report["unordered"] == [] and report["ranks"][0]["steps"] > 5

@@ -34,7 +34,7 @@ def served_with_faults(monkeypatch, kinds, rate, seed):
         return {}
 
     monkeypatch.setattr(Job, "_verified", keep)
-    Job(RunConfig(seed=seed, **SMALL)).run()
+    Job(RunConfig(seed=seed, abort_rate=0.3, **SMALL)).run()
     return seen, failed
 
 

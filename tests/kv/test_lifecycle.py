@@ -178,3 +178,16 @@ def test_drain_in_any_order_frees_exactly_once(order):
     drain(rig, 2)
     assert rig.drained()
     assert len(rig.events(ev.RequestDrained)) == 1
+
+
+def test_a_row_that_changes_hands_between_commands_keeps_nothing_of_its_last_request():
+    rig = SchedulerRig(make_config(schedule={"max_requests": 1}, write_back="on_pressure"))
+    first = rig.arrive("first", PROMPT)
+    drain(rig, 2)
+    rig.coordinator.abort(*first)  # its blocks and its row go back, and no command has said so yet
+    second = rig.arrive("second", [700 + t for t in range(8)])
+    rig.retire()
+    command = rig.step()
+    assert rig.row(second) == 0 and command.resets == (0,)
+    resident = [u for u in command.tables if u.table == 0]
+    assert [(u.entry, len(u.ids)) for u in resident] == [(0, 2)]

@@ -59,6 +59,16 @@ def test_pages_leave_head_first_and_the_tail_never():
     assert table[-1], "the open tail stays"
 
 
+def test_a_request_is_not_spilled_below_its_window_while_copies_are_under_way():
+    rig, first, _ = squeezed()
+    rig.arrive("third", [1900 + i for i in range(40)])
+    for _ in range(6):
+        rig.step(only=[first], ack=False)
+        row = rig.row(first)
+        kept = rig.state.rows.resident[row] - rig.state.rows.spilling[row]
+        assert kept >= rig.config.window_pages
+
+
 def test_the_command_fences_reuse_behind_the_copy():
     rig, first, _ = squeezed()
     command = rig.step(only=[first], ack=False)

@@ -20,33 +20,39 @@ Owns shadows of the tables and its own reference counts, kept from the changes t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockRole, BlockState, HotState, PageState, PageTrigger
 from hisparse.fsm.state import State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 
-I64 = npt.NDArray[np.int64]
 Places = dict[int, set[tuple[int, int]]]  # id -> (row, entry) that name it
 Fault = tuple[str, int, str]
-_TABLE_EVENTS = (
-    ev.BlocksReserved,
-    ev.BlocksAdopted,
-    ev.BlocksReleased,
-    ev.PagesSpilled,
-    ev.HotLeased,
-    ev.PrefixLeased,
-    ev.HostPagesReleased,
-    ev.TransferPinned,
-    ev.RequestDrained,
-)
+# Tables of its row that an event changes; none named: the one of its role.
+_CHANGES: dict[type, tuple[Table, ...]] = {
+    ev.BlocksReserved: (),
+    ev.BlocksAdopted: (),
+    ev.BlocksReleased: (),
+    ev.PagesSpilled: (Table.RESIDENT,),
+    ev.HotLeased: (Table.HOT,),
+    ev.PrefixLeased: (Table.HOST,),
+    ev.HostPagesReleased: (Table.HOST,),
+    ev.TransferPinned: (Table.HOST,),
+    ev.RequestDrained: tuple(Table),
+}
 _WHOLE_ROW = (ev.RequestAdmitted, ev.HotLeased, ev.HotReleased)
 _SETTLING = (ev.TransferEnqueued, ev.TransferCompleted, ev.TransferFailed)
 _KEPT = (BlockState.DIRTY, BlockState.PINNED, BlockState.ENQUEUED, BlockState.CLEAN)
+_FREE, _CACHED, _LOST = (
+    int(s) for s in (BlockState.FREE, BlockState.CACHED, BlockState.QUARANTINED)
+)
+_PAGE_FREE, _PAGE_PUBLISHED, _PAGE_LOST = (
+    int(s) for s in (PageState.FREE, PageState.PUBLISHED, PageState.QUARANTINED)
+)
 
 
 class Incremental:
@@ -82,7 +88,7 @@ class Incremental:
                 places.setdefault(int(shadow[row, entry]), set()).add((row, entry))
 
     # -- before -----------------------------------------------------------------------------------
-    def before(self, event: object) -> None:
+    def before(self, event: Any) -> None:
         """Note what `event` names, while the state still knows it."""
         self._event = event
         self._blocks: list[int] = [0]
@@ -127,18 +133,17 @@ class Incremental:
             self._count_pages(event.pages, 1 if event.kind is TransferKind.RESTORE else -1)
         elif isinstance(event, ev.HostPagesReleased) and event.trigger is PageTrigger.abandoned:
             self._count_pages(event.pages, -1)
-        if isinstance(event, _TABLE_EVENTS) and event.row >= 0:
-            self._follow(event.row)
+        if type(event) in _CHANGES and event.row >= 0:
+            self._follow(event.row, _CHANGES[type(event)] or (Table(event.role),))
         if isinstance(event, ev.StepPlanned):
             self._name_written(event)
         elif isinstance(event, _WHOLE_ROW):
             entries = self.state.table(Table.RESIDENT).shape[1]
             self._pairs += [(event.row, entry) for entry in range(entries)]
-        blocks, pages = _unique(self._blocks), _unique(self._pages)
+        blocks, pages = set(self._blocks), set(self._pages)
         if len(blocks) > 1 or len(pages) > 1:
-            yield from _conserved_blocks(self.state, blocks)
-            yield from _conserved_pages(self.state, pages)
-            yield from self._counted(blocks, pages)
+            yield from self._check_blocks(blocks)
+            yield from self._check_pages(pages)
         self._note_entries(blocks, pages)
         if isinstance(event, ev.StepPlanned):
             yield from self.readable()
@@ -146,9 +151,9 @@ class Incremental:
     def _count_pages(self, pages: tuple[int, ...], by: int) -> None:
         np.add.at(self._page_refs, np.array(pages, dtype=np.int64), by)
 
-    def _follow(self, row: int) -> None:
+    def _follow(self, row: int, tables: Iterable[Table]) -> None:
         """Take the changed entries of `row` over, and count what they name."""
-        for table in Table:
+        for table in tables:
             now, was = self.state.table(table)[row], self._shadow[table][row]
             changed = np.flatnonzero(now != was)
             if not len(changed):
@@ -179,21 +184,55 @@ class Incremental:
             self._blocks += index[row, first // per_block : last // per_block + 1].tolist()
             self._pairs += [(row, entry) for entry in range(first, last + 1)]
 
-    def _counted(self, blocks: I64, pages: I64) -> Iterator[Fault]:
-        for what, refs, counted, ids in (
-            ("block", self.state.blocks.refs, self._block_refs, blocks),
-            ("host page", self.state.pages.refs, self._page_refs, pages),
-        ):
-            wrong = (refs[ids] != counted[ids]) & (ids > 0)
-            for ident in ids[wrong][:4].tolist():
-                text = f"{refs[ident]} references, {counted[ident]} entries name it"
-                yield "refcount_exact", self.state.seq, f"{what} {ident} has {text}"
+    # Few ids an event, so plain numbers are faster here than arrays.
+    def _check_blocks(self, ids: set[int]) -> Iterator[Fault]:
+        b, seq, counted = self.state.blocks, self.state.seq, self._block_refs
+        for ident in ids:
+            now, refs = int(b.state[ident]), int(b.refs[ident])
+            in_free, in_cached = ident in b.free, ident in b.cached
+            idle = now in (_FREE, _CACHED)
+            good = in_free == (now == _FREE) and in_cached == (now == _CACHED)
+            good &= (now == _LOST or refs > 0) != idle
+            if ident == 0:
+                good = not (in_free or in_cached or refs) and now == _FREE
+            if not good:
+                yield (
+                    "conservation",
+                    seq,
+                    f"block {ident} ({BlockState(now).name}) is not in exactly one of free, "
+                    "cached, leased, quarantined",
+                )
+            if ident and refs != counted[ident]:
+                text = f"has {refs} references, {counted[ident]} entries name it"
+                yield "refcount_exact", seq, f"block {ident} {text}"
 
-    def _note_entries(self, blocks: I64, pages: I64) -> None:
+    def _check_pages(self, ids: set[int]) -> Iterator[Fault]:
+        p, seq, counted = self.state.pages, self.state.seq, self._page_refs
+        for ident in ids:
+            now, refs = int(p.state[ident]), int(p.refs[ident])
+            in_free, in_evictable = ident in p.free, ident in p.evictable
+            evictable = now == _PAGE_PUBLISHED and refs == 0
+            good = in_free == (now == _PAGE_FREE) and in_evictable == evictable
+            good &= (now == _PAGE_LOST or refs > 0) != (now == _PAGE_FREE or evictable)
+            if ident == 0:
+                good = not (in_free or in_evictable or refs) and now == _PAGE_FREE
+            if not good:
+                yield (
+                    "conservation",
+                    seq,
+                    f"host page {ident} ({PageState(now).name}) is not in exactly one of free, "
+                    "evictable, leased, quarantined",
+                )
+            if ident and refs != counted[ident]:
+                text = f"has {refs} references, {counted[ident]} entries name it"
+                yield "refcount_exact", seq, f"host page {ident} {text}"
+
+    def _note_entries(self, blocks: set[int], pages: set[int]) -> None:
         for table, ids in ((Table.RESIDENT, blocks), (Table.HOST, pages)):
             places = self._places[table]
-            for ident in ids[ids > 0].tolist():
-                self._pairs.extend(places.get(ident, ()))
+            for ident in ids:
+                if ident:
+                    self._pairs.extend(places.get(ident, ()))
         self._touched.update(dict.fromkeys(self._pairs, self.state.seq))
 
     def readable(self) -> Iterator[Fault]:
@@ -235,50 +274,3 @@ class Incremental:
             for t in self.state.transfers.values()
             if t.kind is TransferKind.RESTORE
         )
-
-
-def _unique(ids: list[int]) -> I64:
-    return np.array(sorted(set(ids)), dtype=np.int64)
-
-
-def _conserved_blocks(state: State, ids: I64) -> Iterator[Fault]:
-    b = state.blocks
-    now = b.state[ids]
-    free, cached = now == BlockState.FREE, now == BlockState.CACHED
-    in_free, in_cached = _members(b.free, ids), _members(b.cached, ids)
-    held = (now == BlockState.QUARANTINED) | (b.refs[ids] > 0)
-    wrong = (in_free != free) | (in_cached != cached) | (held == (free | cached))
-    if len(ids) and ids[0] == 0:
-        wrong[0] = in_free[0] or in_cached[0] or b.refs[0] != 0 or not free[0]
-    for ident in ids[wrong][:4].tolist():
-        name = BlockState(int(b.state[ident])).name
-        yield (
-            "conservation",
-            state.seq,
-            f"block {ident} ({name}) is not in exactly one of free, cached, leased, quarantined",
-        )
-
-
-def _conserved_pages(state: State, ids: I64) -> Iterator[Fault]:
-    p = state.pages
-    now, refs = p.state[ids], p.refs[ids]
-    free = now == PageState.FREE
-    evictable = (now == PageState.PUBLISHED) & (refs == 0)
-    in_free, in_evictable = _members(p.free, ids), _members(p.evictable, ids)
-    held = (now == PageState.QUARANTINED) | (refs > 0)
-    wrong = (in_free != free) | (in_evictable != evictable) | (held == (free | evictable))
-    if len(ids) and ids[0] == 0:
-        wrong[0] = in_free[0] or in_evictable[0] or p.refs[0] != 0 or not free[0]
-    for ident in ids[wrong][:4].tolist():
-        name = PageState(int(p.state[ident])).name
-        yield (
-            "conservation",
-            state.seq,
-            f"host page {ident} ({name}) is not in exactly one of free, evictable, leased, "
-            "quarantined",
-        )
-
-
-def _members(queue: object, ids: I64) -> npt.NDArray[np.bool_]:
-    """Which of `ids` are in the queue, as `IdQueue.members` says for all."""
-    return np.array([ident in queue for ident in ids.tolist()], dtype=np.bool_)  # type: ignore[operator]

@@ -1,0 +1,303 @@
+"""Vector clocks over a rank's streams: which accesses to one block or page nothing orders. Pure.
+
+Reads a rank's own stream (records, waits, accesses, acknowledgements) beside the fold of the
+scheduler's log. One access happens before another if a chain of these edges leads from it to it:
+
+    on one stream            whatever was queued earlier
+    StreamRecorded E         .. StreamWaited E    from all before the record to all after the wait
+    StreamRecorded E         .. AckSent           the rank saw E pass, and queued the rest after it
+
+Two accesses to one (pool, id), one of them a write, with no such chain are `Unordered`.
+
+Transfers, poison and index copies are in the stream. Row writes and gathers find their blocks on
+the device and are not: they are derived from the scheduler's tables at the command's `to_seq`, as
+*all* that the step's rows may touch: every page before their end (from the resident block, else
+from the host page), the blocks that the new rows go to, the hot blocks. They are taken to happen
+just before the step's last record on compute, after all waits of the command.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.fsm import events as ev
+from hisparse.fsm.state import State
+from hisparse.fsm.wire import AckKind, Table
+
+I64 = npt.NDArray[np.int64]
+Logged = tuple[int, object]
+COMPUTE = "compute"
+STREAMS_MAX = 8
+WAITS = {
+    ("d2h", COMPUTE): "compute_after_spill",
+    (COMPUTE, "d2h"): "d2h_after_compute",
+    (COMPUTE, "h2d"): "h2d_after_compute",
+    ("h2d", COMPUTE): "compute_after_restore",
+}
+
+
+class Unordered(msgspec.Struct, frozen=True):
+    """Two accesses that nothing orders. Seqs are those of the rank's stream; a step's own rows have
+    that of its `CommandApplied`."""
+
+    pool: str
+    ident: int
+    first_seq: int
+    first: str
+    second_seq: int
+    second: str
+    missing_edge: str
+
+
+class StepAccesses(NamedTuple):
+    """What the rows of a step may touch, by (pool, write)."""
+
+    gpu_reads: I64
+    gpu_writes: I64
+    host_reads: I64
+
+
+def step_accesses(state: State, planned: ev.StepPlanned) -> StepAccesses:
+    """All that the rows of `planned` may read and write under the tables of `state`."""
+    rows = np.array(planned.rows, dtype=np.int64)
+    starts, counts = (np.array(v, dtype=np.int64) for v in (planned.starts, planned.counts))
+    resident, host = state.table(Table.RESIDENT)[rows], state.table(Table.HOST)[rows]
+    index, hot = state.table(Table.INDEX)[rows], state.table(Table.HOT)[rows]
+    size = state.page_size
+    written: list[npt.NDArray[np.int32]] = []
+    for table, unit in ((resident, size), (index, size * state.index_pages_per_block)):
+        entries = np.arange(table.shape[1])[None, :]
+        first, last = starts // unit, (starts + counts - 1) // unit
+        written.append(table[(entries >= first[:, None]) & (entries <= last[:, None])])
+    needed = np.arange(resident.shape[1])[None, :] * size < (starts + counts)[:, None]
+    return StepAccesses(
+        _ids(resident[needed], index.ravel()),
+        _ids(*written, hot.ravel()),
+        _ids(host[needed & (resident == 0)]),
+    )
+
+
+def _ids(*parts: npt.NDArray[np.int32]) -> I64:
+    found = np.unique(np.concatenate([part.ravel() for part in parts])).astype(np.int64)
+    return found[found > 0]
+
+
+class _Pool:
+    """Of each id: its last write, and its last read on each stream, as (clock, seq)."""
+
+    def __init__(self, n: int) -> None:
+        self.write_stream = np.zeros(n, dtype=np.int64)
+        self.write_time = np.zeros(n, dtype=np.int64)
+        self.write_seq = np.zeros(n, dtype=np.int64)
+        self.read_time = np.zeros((STREAMS_MAX, n), dtype=np.int64)
+        self.read_seq = np.zeros((STREAMS_MAX, n), dtype=np.int64)
+
+
+class Clocks:
+    """The clocks of one rank. `found` holds one `Unordered` a pair of events, at most `keep`."""
+
+    def __init__(self, blocks: int, pages: int, keep: int = 100) -> None:
+        self.found: list[Unordered] = []
+        self.accesses = 0
+        self._keep = keep
+        self._pools = {"gpu": _Pool(blocks), "host": _Pool(pages)}
+        self._streams: list[str] = []
+        self._clocks = np.zeros((STREAMS_MAX, STREAMS_MAX), dtype=np.int64)
+        self._host = np.zeros(STREAMS_MAX, dtype=np.int64)  # what the rank saw pass
+        self._events: dict[int, I64] = {}
+        self._records: list[tuple[list[int], list[int]]] = []  # a stream's (clock, event) records
+        self._last_event = 0
+        self._copies: dict[int, int] = {}  # transfer -> the event behind its copy
+        self._steps: dict[int, int] = {}  # step -> the event at its end
+        self._told: set[tuple[int, int]] = set()
+
+    # -- the stream -------------------------------------------------------------------------------
+    def segment(self, events: list[Logged], accesses: StepAccesses | None) -> None:
+        """One command and all up to the next; `accesses` are those of its step's rows."""
+        command = events[0][1] if events else None
+        end = _end_of_step(events)
+        for at, (seq, event) in enumerate(events):
+            if at == end and isinstance(command, ev.CommandApplied):
+                if accesses is not None:
+                    self._rows(events[0][0], accesses)
+                assert isinstance(event, ev.StreamRecorded)
+                self._steps[command.step] = event.event
+            self._take(seq, event)
+
+    def _rows(self, seq: int, accesses: StepAccesses) -> None:
+        self._access(COMPUTE, "gpu", False, accesses.gpu_reads, seq)
+        self._access(COMPUTE, "gpu", True, accesses.gpu_writes, seq)
+        self._access(COMPUTE, "host", False, accesses.host_reads, seq)
+
+    def _take(self, seq: int, event: object) -> None:
+        match event:
+            case ev.StreamRecorded():
+                stream = self._stream(event.stream)
+                self._events[event.event] = self._clocks[stream].copy()
+                self._last_event = event.event
+                times, idents = self._records[stream]
+                times.append(int(self._clocks[stream, stream]))
+                idents.append(event.event)
+            case ev.StreamWaited():
+                stream, passed = self._stream(event.stream), self._events.get(event.event)
+                if passed is not None:
+                    np.maximum(self._clocks[stream], passed, out=self._clocks[stream])
+            case ev.MemoryAccessed():
+                ids = np.array(event.ids, dtype=np.int64)
+                self._access(event.stream, event.pool, event.write, ids, seq)
+            case ev.AckSent():
+                self._seen(event)
+
+    def _seen(self, event: ev.AckSent) -> None:
+        """An acknowledgement says that the rank saw an event pass: all it queues later follows."""
+        if event.kind == AckKind.ENQUEUED:
+            self._copies[event.ident] = self._last_event
+            return
+        of = self._steps if event.kind == AckKind.RETIRED else self._copies
+        passed = self._events.get(of.pop(event.ident, -1))
+        if passed is not None:
+            np.maximum(self._host, passed, out=self._host)
+
+    def _stream(self, name: str) -> int:
+        """The number of a stream, whose clock now knows all that the rank saw."""
+        if name not in self._streams:
+            assert len(self._streams) < STREAMS_MAX, f"more than {STREAMS_MAX} streams: {name}"
+            self._streams.append(name)
+            self._records.append(([], []))
+        number = self._streams.index(name)
+        np.maximum(self._clocks[number], self._host, out=self._clocks[number])
+        return number
+
+    # -- accesses ---------------------------------------------------------------------------------
+    def _access(self, name: str, pool: str, write: bool, ids: I64, seq: int) -> None:
+        if not len(ids) or pool not in self._pools:
+            return
+        self.accesses += len(ids)
+        stream, held = self._stream(name), self._pools[pool]
+        clock = self._clocks[stream]
+        clock[stream] += 1
+        writer = held.write_stream[ids]
+        bad = held.write_time[ids] > clock[writer]
+        for at in np.flatnonzero(bad)[:1].tolist():
+            ident = int(ids[at])
+            first = (int(held.write_seq[ident]), int(writer[at]), True)
+            self._tell(pool, ident, first, int(held.write_time[ident]), (seq, stream, write))
+        if write:
+            for other in range(len(self._streams)):
+                bad = held.read_time[other][ids] > clock[other]
+                for at in np.flatnonzero(bad)[:1].tolist():
+                    ident = int(ids[at])
+                    first = (int(held.read_seq[other, ident]), other, False)
+                    time = int(held.read_time[other, ident])
+                    self._tell(pool, ident, first, time, (seq, stream, True))
+            held.write_stream[ids], held.write_time[ids] = stream, clock[stream]
+            held.write_seq[ids] = seq
+        else:
+            held.read_time[stream][ids], held.read_seq[stream][ids] = clock[stream], seq
+
+    def _tell(
+        self,
+        pool: str,
+        ident: int,
+        first: tuple[int, int, bool],
+        time: int,
+        second: tuple[int, int, bool],
+    ) -> None:
+        pair = (first[0], second[0])
+        if pair in self._told or len(self.found) >= self._keep:
+            return
+        self._told.add(pair)
+        earlier, later = self._streams[first[1]], self._streams[second[1]]
+        times, idents = self._records[first[1]]
+        at = bisect_left(times, time)
+        event = f"device event {idents[at]}" if at < len(idents) else "an event that is missing too"
+        name = WAITS.get((earlier, later))
+        edge = (
+            f"{later} has to wait for {event}, recorded on {earlier} after seq {first[0]}, before "
+            f"seq {second[0]}" + (f" (the wait named {name})" if name else "")
+        )
+        self.found.append(
+            Unordered(
+                pool,
+                ident,
+                first[0],
+                _words(earlier, first[2], pool, ident),
+                second[0],
+                _words(later, second[2], pool, ident),
+                edge,
+            )
+        )
+
+
+def _words(stream: str, write: bool, pool: str, ident: int) -> str:
+    what = "block" if pool == "gpu" else "host page"
+    return f"{stream} {'writes' if write else 'reads'} {what} {ident}"
+
+
+def _end_of_step(events: list[Logged]) -> int:
+    """Index of the record that ends the step, -1 where the stream stops before it. A command with
+    transfers records on compute once more, before it queues them."""
+    on_compute, copies = [], False
+    for at, (_, event) in enumerate(events):
+        if isinstance(event, ev.StreamRecorded):
+            if event.stream == COMPUTE:
+                on_compute.append(at)
+            else:
+                copies = True
+    return on_compute[-1] if len(on_compute) == 1 + copies else -1
+
+
+class RankOrder:
+    """Runs the clocks of one rank beside a fold of the scheduler's log.
+
+    Call `folded` after each event of that log, and `finish` at its end; `clocks.found` then holds
+    what is unordered, `steps` how many steps' own rows were looked at.
+    """
+
+    def __init__(self, name: str, events: Iterable[Logged], blocks: int, pages: int) -> None:
+        self.name = name
+        self.clocks = Clocks(blocks, pages)
+        self.steps = 0
+        self._planned: ev.StepPlanned | None = None
+        self._segments = _segments(events)
+        self._next: list[Logged] | None = next(self._segments, None)
+
+    def folded(self, seq: int, event: object, state: State) -> None:
+        """`event` was folded as `seq`; `state` is what it led to."""
+        if isinstance(event, ev.StepPlanned):
+            self._planned = event
+        while self._next is not None:
+            command = self._next[0][1]
+            if isinstance(command, ev.CommandApplied):
+                if command.to_seq > seq:
+                    return
+                planned, accesses = self._planned, None
+                if planned is not None and planned.step == command.step and command.to_seq == seq:
+                    accesses, self.steps = step_accesses(state, planned), self.steps + 1
+                self.clocks.segment(self._next, accesses)
+            else:
+                self.clocks.segment(self._next, None)
+            self._next = next(self._segments, None)
+
+    def finish(self) -> None:
+        """Commands that the scheduler's log does not reach: what their stream says of itself."""
+        while self._next is not None:
+            self.clocks.segment(self._next, None)
+            self._next = next(self._segments, None)
+
+
+def _segments(events: Iterable[Logged]) -> Iterator[list[Logged]]:
+    held: list[Logged] = []
+    for seq, event in events:
+        if isinstance(event, ev.CommandApplied) and held:
+            yield held
+            held = []
+        held.append((seq, event))
+    if held:
+        yield held
