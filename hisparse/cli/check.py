@@ -42,11 +42,12 @@ def check(directory: Path, as_json: bool) -> int:
     if history.log.gaps:
         say(f"lost: {history.log.gaps[0]}; what follows was not checked")
         return VIOLATION
-    if history.loss is not None:
-        torn = history.loss.torn
-        say(f"{'recovered with loss' if torn else 'lost'}: {history.loss}")
-        return LOSS if torn else VIOLATION
-    return 0
+    worst = 0
+    for loss in (history.loss, *history.rank_losses.values()):
+        if loss is not None:
+            say(f"{'recovered with loss' if loss.torn else 'lost'}: {loss}")
+            worst = LOSS if loss.torn and worst != VIOLATION else VIOLATION
+    return worst
 
 
 def audit(history: History) -> dict[str, Any]:
@@ -79,7 +80,14 @@ def audit(history: History) -> dict[str, Any]:
         "not_checked": [{"invariant": i.name, "where": i.where} for i in NOT_CHECKED],
         "violations": _witnessed(history, made.violations),
         "more_violations": made.more,
-        "ranks": [{"stream": rank.name, "steps": rank.steps} for rank in ranks],
+        "ranks": [
+            {
+                "stream": rank.name,
+                "steps": rank.steps,
+                "lost": lost(history.rank_losses.get(rank.name)),
+            }
+            for rank in ranks
+        ],
         "unordered": [pair for rank in ranks for pair in _unordered(history, rank)],
     }
 

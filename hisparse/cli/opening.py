@@ -24,6 +24,7 @@ class History:
         self.config: HiSparseConfig = self.log.config
         self.segments = len(self.log.segments)
         self.loss: Loss | None = self.log.loss
+        self.rank_losses: dict[str, Loss] = {}
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return self.read()
@@ -31,10 +32,11 @@ class History:
     def read(self, from_seq: int = 1, stream: str = STREAM) -> Iterator[tuple[int, LoggedEvent]]:
         """(seq, event) up to the end, or to damage."""
         reader = DiskReader(self.directory / stream, Codec(EVENT_TYPES), strict=False)
-        whole = stream == STREAM
         yield from reader.read(from_seq)
-        if whole:
+        if stream == STREAM:
             self.loss = reader.loss
+        elif reader.loss is not None:
+            self.rank_losses[stream] = reader.loss
 
     def known(self, from_seq: int = 1) -> Iterator[tuple[int, Event]]:
         """(seq, event). Raises LogError for damage and for a kind that this version lacks."""

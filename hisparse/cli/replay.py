@@ -32,7 +32,8 @@ def replay(directory: Path, where: str, watched: str | None, as_json: bool) -> i
     """Fold the log in DIRECTORY and print the state that it amounts to, at its end or --at a place.
     With --watch, print instead each event that changed that id, and what it changed.
 
-    Exits 3 if the log ends in a torn tail: what is printed is the state before it.
+    Exits 3 if the log ends in a torn tail: what is printed is the state before it. Exits 3 too
+    if its writer had to drop events: the state is then taken up at the snapshot behind them.
 
     Example: hisparse replay runs/one --json
     """
@@ -43,10 +44,10 @@ def replay(directory: Path, where: str, watched: str | None, as_json: bool) -> i
     state, loss = fold_directory(directory) if where == "last" else replay_at(directory, where)
     report = describe(state, loss)
     click.echo(json.dumps(report, indent=2) if as_json else table(grouped(report)))
-    if loss is not None:
-        say(f"recovered with loss: {loss}")
-        return LOSS
-    return 0
+    missing = [*LogHistory.open(directory).gaps, *([] if loss is None else [loss])]
+    for one in missing:
+        say(f"recovered with loss: {one}")
+    return LOSS if missing else 0
 
 
 def fold_directory(directory: Path) -> tuple[State, Loss | None]:

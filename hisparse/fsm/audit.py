@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from hisparse.config import HiSparseConfig
 from hisparse.fsm.codec import UnknownEvent
-from hisparse.fsm.events import Event, StepPlanned
+from hisparse.fsm.events import Event, RowsComputed, StepPlanned
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.invariants.checker import Checker, Violation
 from hisparse.fsm.invariants.incremental import Incremental
@@ -52,19 +52,19 @@ class Audit:
         self.events += 1
         if isinstance(event, UnknownEvent):
             text = f"kind {event.kind} is not one that this version knows"
-            self._tell(Violation("UnknownEvent", seq, text))
-            self._stopped = True
-            return False
+            return self._stop(Violation("UnknownEvent", seq, text))
+        if self._absurd(event):
+            text = f"{type(event).__name__} counts more rows than a request can have"
+            return self._stop(Violation("ValueError", seq, text))
         for violation in self._judge(seq, event):
             self._tell(violation)
         try:
             self._watch.before(event)
             evolve(self.state, event, seq)
+            faults = list(self._watch.after())
         except Exception as error:  # ids and lengths of a foreign log may be anything
-            self._tell(Violation(type(error).__name__, seq, _cannot(event, error)))
-            self._stopped = True
-            return False
-        for fault in self._watch.after():
+            return self._stop(Violation(type(error).__name__, seq, _cannot(event, error)))
+        for fault in faults:
             self._tell(Violation(*fault))
         if isinstance(event, StepPlanned) and self.events >= self._next_recount:
             self._recount()
@@ -78,6 +78,19 @@ class Audit:
         for fault in self._watch.readable():
             self._tell(Violation(*fault))
         self._recount()
+
+    def _stop(self, violation: Violation) -> bool:
+        self._tell(violation)
+        self._stopped = True
+        return False
+
+    def _absurd(self, event: Event) -> bool:
+        """Whether a check that walks over the rows of a step would not end in reasonable time."""
+        if not isinstance(event, StepPlanned | RowsComputed):
+            return False
+        most = self.state.config.schedule.max_model_len
+        counts = (*event.counts, *getattr(event, "starts", ()))
+        return any(not 0 <= count <= most for count in counts)
 
     def _judge(self, seq: int, event: Event) -> Iterator[Violation]:
         try:

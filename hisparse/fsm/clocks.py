@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from hisparse.errors import LogError
 from hisparse.fsm import events as ev
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import AckKind, Table
@@ -167,7 +168,8 @@ class Clocks:
     def _stream(self, name: str) -> int:
         """The number of a stream, whose clock now knows all that the rank saw."""
         if name not in self._streams:
-            assert len(self._streams) < STREAMS_MAX, f"more than {STREAMS_MAX} streams: {name}"
+            if len(self._streams) == STREAMS_MAX:
+                raise LogError(f"the rank's stream names more than {STREAMS_MAX} device streams")
             self._streams.append(name)
             self._records.append(([], []))
         number = self._streams.index(name)
@@ -176,7 +178,10 @@ class Clocks:
 
     # -- accesses ---------------------------------------------------------------------------------
     def _access(self, name: str, pool: str, write: bool, ids: I64, seq: int) -> None:
-        if not len(ids) or pool not in self._pools:
+        if pool not in self._pools:
+            return
+        ids = ids[(ids >= 0) & (ids < len(self._pools[pool].write_seq))]  # a log may say anything
+        if not len(ids):
             return
         self.accesses += len(ids)
         stream, held = self._stream(name), self._pools[pool]

@@ -16,8 +16,7 @@ Crash     what is left is the longest valid prefix. Reopening moves the torn res
 A failed `commit` truncates the segment back to its last good offset and keeps the batch, so that a
 retry writes each frame once. A reader that had seen part of such a batch keeps it: the retry writes
 the same bytes, but a writer that dies first, and reopens, may give those seqs to other events.
-With on_error "continue" the batch is dropped instead: it keeps its seqs, and its place in memory,
-and once the disk takes writes again a LogGap with the last of those seqs says so on disk.
+With on_error "continue" the batch is dropped instead (`fsm.log_batch`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -38,14 +36,12 @@ from hisparse.fsm.log import (
     check_range,
     read_chunks,
 )
+from hisparse.fsm.log_batch import BatchWriter, Fsync, OnError
 from hisparse.fsm.log_chain import SegmentChain
 from hisparse.fsm.log_files import Disk, OsDisk
 from hisparse.fsm.log_reader import DiskReader, Loss
 from hisparse.fsm.log_snapshots import Snapshots
-from hisparse.fsm.log_writer import recover
-
-Fsync = Literal["never", "interval", "commit"]
-OnError = Literal["stop", "continue"]
+from hisparse.fsm.log_writer import Recovered, recover
 
 
 class _Committed:
@@ -94,30 +90,45 @@ class DiskLog:
         self._directory, self._codec, self._clock = Path(directory), codec, clock
         self._disk: Disk = disk or OsDisk()
         self._config = config_json if isinstance(config_json, str) else config_json.decode()
-        self._salt, self._fsync, self._interval_s = salt, fsync, fsync_interval_s
-        self._segment_bytes, self._ring, self._on_error = segment_bytes, ring, on_error
-        self._pending: list[bytes] = []
+        self._salt, self._sync = salt, fsync != "never"
         self._encode = codec.encode
         self._reader = DiskReader(self._directory, codec, disk=self._disk)
         self._snapshots = Snapshots(self._disk, self._directory, salt)
-        self._every, self._taken_at, self._resumed = snapshot_events, 0, False
+        self._every, self._stored, self._failed_snapshots = snapshot_events, 0, 0
         self._chain: SegmentChain | None = None
         self._lock, self._closed = -1, False
-        self._gap_after, self._refused = -1, ""  # where a gap that is not on disk yet begins, why
-        self._commits = self._failed = self._syncs = self._written = 0
-        self._dropped = self._gaps = self._stored = self._failed_snapshots = 0
         self.loss: Loss | None = None
         try:
             self._disk.make_directory(self._directory)
             self._lock = self._disk.lock(self._directory / "lock")
             try:
-                self._recover(compress)
+                found = self._recover(ring)
+                chain = self._chain = SegmentChain(
+                    self._disk,
+                    self._directory,
+                    found,
+                    self._header,
+                    sync=self._sync,
+                    compress=compress,
+                )
             except BaseException:
                 self._release()
                 raise
         except OSError as error:
-            raise self._error("open", error) from error
-        self._last_sync = clock()
+            why = error.strerror or str(error)
+            raise LogError(f"cannot open log {self._directory.name!r} ({why})") from error
+        self._batch = BatchWriter(
+            self._directory.name,
+            chain,
+            self._memory,
+            self._encode,
+            clock,
+            fsync=fsync,
+            interval_s=fsync_interval_s,
+            segment_bytes=segment_bytes,
+            on_error=on_error,
+            synced_seq=found.last_seq if self._sync else 0,
+        )
 
     # -- the log ----------------------------------------------------------------------------------
     @property
@@ -135,7 +146,7 @@ class DiskLog:
     @property
     def synced_seq(self) -> int:
         """Last seq known to be on stable storage. Unsynced ones outlive a crash of the process."""
-        return self._synced
+        return self._batch.synced_seq
 
     @property
     def oldest_seq(self) -> int:
@@ -149,7 +160,8 @@ class DiskLog:
         """
         memory = self._memory
         kind, body = self._encode(event)
-        self._pending.append(encode_frame(self._seed, memory.next_seq, kind, body))
+        batch = self._batch
+        batch.pending.append(encode_frame(batch.seed, memory.next_seq, kind, body))
         return memory.append(event)
 
     def commit(self) -> None:
@@ -162,20 +174,14 @@ class DiskLog:
         """
         if self._closed:
             raise UsageError("the log is closed")
-        if self._pending or self._gap_after >= 0:
-            self._write()
-        if self._fsync == "interval" and self._synced < self.committed_seq and self._due():
-            self._sync()
-        here = self._segments.open
-        if here.size >= self._segment_bytes and self.committed_seq >= here.first_seq:
-            self._roll()
+        self._batch.commit()
 
     @property
     def snapshot_due(self) -> bool:
         """Whether `snapshot` is wanted: `snapshot_events` after the last, or behind a gap."""
-        if self._gap_after >= 0:
+        if self._batch.in_gap:
             return False
-        return self._resumed or 0 < self._every <= self.last_seq - self._taken_at
+        return self._batch.resumed or 0 < self._every <= self.last_seq - self._taken_at
 
     def snapshot(self, seq: int, data: bytes) -> None:
         """Store `data`, the state after event `seq`. A disk that refuses it is counted, no more.
@@ -186,9 +192,9 @@ class DiskLog:
             self.commit()
         if not 1 <= seq <= self.committed_seq:
             raise UsageError(f"no snapshot of seq {seq}: the log holds 1..{self.committed_seq}")
-        self._taken_at, self._resumed = seq, False
+        self._taken_at, self._batch.resumed = seq, False
         try:
-            self._snapshots.write(seq, data, sync=self._fsync != "never")
+            self._snapshots.write(seq, data, sync=self._sync)
             self._stored += 1
         except OSError:
             self._failed_snapshots += 1
@@ -237,25 +243,27 @@ class DiskLog:
         self._memory.consumed()
 
     def statistics(self) -> LogStatistics:
+        memory, batch, chain = self._memory.statistics(), self._batch, self._chain
+        assert chain is not None
         return msgspec.structs.replace(
-            self._memory.statistics(),
+            memory,
             mode="disk",
             oldest_seq=self._oldest,
-            cursors=self._memory.statistics().cursors - 1,  # less the log's own hold
-            segments=self._segments.count,
-            commits=self._commits,
-            failed_commits=self._failed,
-            failed_rotations=self._segments.failed_rotations,
-            syncs=self._syncs,
-            synced_seq=self._synced,
-            written_bytes=self._written,
-            pending_events=len(self._pending),
+            cursors=memory.cursors - 1,  # less the log's own hold
+            segments=chain.count,
+            commits=batch.commits,
+            failed_commits=batch.failed,
+            failed_rotations=chain.failed_rotations,
+            syncs=batch.syncs,
+            synced_seq=batch.synced_seq,
+            written_bytes=batch.written,
+            pending_events=len(batch.pending),
             torn_bytes=self.loss.lost_bytes if self.loss else 0,
-            dropped_events=self._dropped,
-            gaps=self._gaps,
+            dropped_events=batch.dropped,
+            gaps=batch.gaps,
             snapshots=self._stored,
             failed_snapshots=self._failed_snapshots,
-            failed_seals=self._segments.failed_seals,
+            failed_seals=chain.failed_seals,
         )
 
     def close(self) -> None:
@@ -263,9 +271,7 @@ class DiskLog:
         if self._closed:
             return
         try:
-            self.commit()
-            if self._fsync != "never" and self._synced < self.committed_seq:
-                self._sync()
+            self._batch.finish()
         finally:
             self._closed = True
             self._memory.close()
@@ -273,70 +279,6 @@ class DiskLog:
             self._release()
 
     # -- files ------------------------------------------------------------------------------------
-    def _write(self) -> None:
-        sync = self._fsync == "commit"
-        try:
-            if self._gap_after >= 0:
-                self._resume()
-            else:
-                data = b"".join(self._pending)
-                self._segments.open.write(data, sync=sync)
-                self._written += len(data)
-        except OSError as error:
-            self._failed += 1
-            if self._on_error == "stop":
-                raise self._error("write", error) from error
-            self._drop(error)
-            return
-        self._syncs += sync
-        self._commits += 1
-        self._pending.clear()
-        self._memory.commit()
-        if sync:
-            self._synced = self.committed_seq
-
-    def _drop(self, error: OSError) -> None:
-        """Go on without what is pending: it stays in memory only."""
-        if self._gap_after < 0:
-            self._gap_after = self.committed_seq
-            self._refused = error.strerror or str(error)
-        self._dropped += len(self._pending)
-        self._pending.clear()
-        self._memory.commit()
-
-    def _resume(self) -> None:
-        """Write a LogGap in place of the last event dropped, and what is pending behind it."""
-        at = self.committed_seq
-        bodies = [self._encode(event) for _, event in self._memory.since(at)]
-        written = self._segments.resume(self._gap_after, at, self._refused, bodies)
-        self._seed, self._gap_after, self._resumed = self._segments.open.seed, -1, True
-        self._written += written
-        self._gaps += 1
-
-    def _due(self) -> bool:
-        # A clock set back counts as due: better one sync too many than none for hours.
-        return not 0 <= self._clock() - self._last_sync < self._interval_s
-
-    def _sync(self) -> None:
-        try:
-            self._segments.open.sync()
-        except OSError as error:
-            if self._on_error == "stop":
-                raise self._error("sync", error) from error
-            self._failed += 1
-            self._last_sync = self._clock()
-            return
-        self._syncs += 1
-        self._last_sync, self._synced = self._clock(), self.committed_seq
-
-    def _roll(self) -> None:
-        """Seal the segment and open the next. A failure is counted, and tried at each commit."""
-        assert not self._pending  # their checksums are salted for the old segment
-        if self._segments.roll(self.committed_seq + 1):
-            self._seed = self._segments.open.seed
-            if self._fsync != "never":
-                self._synced = self.committed_seq
-
     def _header(self, number: int, first_seq: int) -> SegmentHeader:
         return SegmentHeader(
             segment=number,
@@ -347,25 +289,15 @@ class DiskLog:
             created=self._clock(),
         )
 
-    def _recover(self, compress: bool) -> None:
-        """Go on behind the longest valid prefix; what followed it is moved aside."""
-        sync = self._fsync != "never"
-        found = recover(self._disk, self._directory, self._header, sync=sync)
+    def _recover(self, ring: int) -> Recovered:
+        """Find the longest valid prefix; what followed it is moved aside."""
+        found = recover(self._disk, self._directory, self._header, sync=self._sync)
         self.loss, self._oldest = found.loss, found.oldest_seq
-        self._memory = MemoryLog(self._ring, start=found.last_seq)
+        self._memory = MemoryLog(ring, start=found.last_seq)
         self._memory.pin(_Committed(self._memory))
-        self._synced = found.last_seq if sync else 0
         self._snapshots.set_aside_after(found.last_seq)
         self._taken_at = found.last_seq
-        self._chain = SegmentChain(
-            self._disk, self._directory, found, self._header, sync=sync, compress=compress
-        )
-        self._seed = self._chain.open.seed
-
-    @property
-    def _segments(self) -> SegmentChain:
-        assert self._chain is not None, "the log was not opened"
-        return self._chain
+        return found
 
     def _release(self) -> None:
         if self._chain is not None:
@@ -374,15 +306,3 @@ class DiskLog:
             with contextlib.suppress(OSError):
                 self._disk.close(self._lock)
         self._lock = -1
-
-    def _error(self, what: str, error: OSError) -> LogError:
-        at = ""
-        if self._chain is not None:
-            here = self._chain.open
-            at = (
-                f" segment {here.name} at offset {here.size}: seq "
-                f"{self.committed_seq} is committed, {self._synced} synced, "
-                f"{len(self._pending)} events wait"
-            )
-        why = error.strerror or str(error)
-        return LogError(f"cannot {what} log {self._directory.name!r}{at} ({why})")

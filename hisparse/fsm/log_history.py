@@ -29,7 +29,7 @@ from hisparse.fsm.events import EVENT_TYPES, LogGap, StepPlanned
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.log_files import Disk, OsDisk
 from hisparse.fsm.log_reader import FrameWalk, Gap, Loss
-from hisparse.fsm.log_seek import jump
+from hisparse.fsm.log_seek import NEAR_BYTES, jump
 from hisparse.fsm.log_segment import Segment, segment_numbers
 from hisparse.fsm.log_snapshots import Snapshots
 from hisparse.fsm.snapshot import restore
@@ -223,6 +223,7 @@ class LogHistory:
         walk = FrameWalk(self._disk, self.directory, from_seq)
         info = self.segments[max(bisect_right(self._firsts, from_seq) - 1, 0)]
         segment = Segment(self._disk, self.directory, info.number)
+        segment.chunk = NEAR_BYTES
         walk.start(segment, jump(segment, info.first_seq, from_seq))
         return walk
 

@@ -162,7 +162,9 @@ class FrameWalk:
 
     def _lost(self, at: Segment, reason: str, last: bool) -> Loss:
         whole = isinstance(at.header, SegmentHeader)
-        torn = last and (not at.intact_after(self.next_seq) if whole else at.torn_header)
+        torn = last and not at.compressed  # that one is never written in place
+        if torn:
+            torn = not at.intact_after(self.next_seq) if whole else at.torn_header
         return Loss(at.name, at.offset, self.next_seq, at.rest(), reason, last, torn)
 
     def close(self) -> None:

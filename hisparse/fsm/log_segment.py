@@ -130,7 +130,9 @@ class Segment:
         except FileNotFoundError:  # sealed meanwhile: its successor was there before it went
             self.name += ".zst"
             self.fd = disk.open(directory / self.name, "read")
+        self.compressed = self.name.endswith(".zst")
         self.offset = self.seed = self.count = 0
+        self.chunk = CHUNK_BYTES  # bytes that are read at once; a seek begins with fewer
         self.bytes: _Plain | _Compressed = _Plain(disk, self.fd)
         try:
             self._read_header(number)
@@ -166,7 +168,7 @@ class Segment:
 
     def frames(self, expected: int) -> tuple[list[Frame], str]:
         """The next frames, a chunk of them, or none and why ("": the file ends here)."""
-        want = CHUNK_BYTES
+        want, self.chunk = self.chunk, min(2 * self.chunk, CHUNK_BYTES)
         while True:
             room = self.bytes.size() - self.offset
             data = self.bytes.read(min(want, room), self.offset) if room > 0 else b""

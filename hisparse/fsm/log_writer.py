@@ -124,7 +124,7 @@ def recover(
             pass
         here, loss = walk.segment, walk.loss
         if loss is not None:
-            if not loss.last_segment or (loss.offset == 0 and not loss.torn):
+            if not loss.torn:
                 raise LogError(f"{loss}; going on from there would hide what follows")
             set_aside(disk, directory, loss)
         numbers = segment_numbers(disk, directory)

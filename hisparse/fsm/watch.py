@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hisparse.errors import UsageError
+from hisparse.errors import HiSparseError, InvariantViolation, UsageError
 from hisparse.fsm.events import Event
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.machines import BlockRole, BlockState, PageState
@@ -159,13 +159,24 @@ def _request(state: State, request: Request) -> Facts:
 def changes(
     state: State, events: Iterable[tuple[int, Event]], wanted: Target, upto: int | None = None
 ) -> Iterator[Change]:
-    """Fold `events` onto `state`, up to seq `upto`, and yield what changed the target."""
+    """Fold `events` onto `state`, up to seq `upto`, and yield what changed the target.
+
+    Raises UsageError for an id that does not exist, InvariantViolation ``replay_equal`` for an
+    event that contradicts the state.
+    """
     check_exists(state, wanted)
     before = facts(state, wanted)
     for seq, event in events:
         if upto is not None and seq > upto:
             return
-        evolve(state, event, seq)
+        try:
+            evolve(state, event, seq)
+        except HiSparseError:
+            raise
+        except Exception as error:  # ids and lengths of a foreign log may be anything
+            why = error or type(error).__name__
+            text = f"{type(event).__name__} cannot follow the state: {why}"
+            raise InvariantViolation("replay_equal", text, seq=seq) from error
         after = facts(state, wanted)
         if after != before:
             keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]

@@ -75,7 +75,7 @@ class _Life:
         what, ident = self._key or ("", 0)
         if isinstance(event, ev.TransferPinned):
             ids = event.blocks if what == "block" else event.pages
-            named = zip(event.transfers, ids, strict=True)
+            named = zip(event.transfers, ids, strict=False)
             self._transfers |= {transfer for transfer, at in named if at == ident}
         elif isinstance(event, ev.BlocksReserved) and what == "block":
             at = event.blocks.index(int(self.wanted.ident))
@@ -86,7 +86,7 @@ class _Life:
             return
         role, row, entry = self._place
         size = self.sizes[role]
-        for at, start, count in zip(event.rows, event.starts, event.counts, strict=True):
+        for at, start, count in zip(event.rows, event.starts, event.counts, strict=False):
             if at == row and start < (entry + 1) * size and start + count > entry * size:
                 self.written = (seq, event)
 
@@ -158,11 +158,11 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
                 f"needed, {e.have} to be had"
             )
         case ev.StepPlanned():
-            named = zip(e.rows, e.starts, e.counts, strict=True)
+            named = zip(e.rows, e.starts, e.counts, strict=False)
             parts = [f"{n} rows from {start} of {who(row, seq)}" for row, start, n in named]
             return f"step {e.step} was planned to compute " + "; ".join(parts[:4])
         case ev.RowsComputed():
-            parts = [f"{n} of {who(row, seq)}" for row, n in zip(e.rows, e.counts, strict=True)]
+            parts = [f"{n} of {who(row, seq)}" for row, n in zip(e.rows, e.counts, strict=False)]
             return f"step {e.step} computed rows: " + "; ".join(parts[:4])
         case ev.AcknowledgementsTaken():
             news = [

@@ -5,7 +5,8 @@ event. `Chains` collects what each lived through in its epoch: its birth, what m
 transfers that copied it. For an invariant of the run, events are then left out for as long as a
 fresh checker still says the very same thing of the rest: what is left shows the violation alone,
 and none of it can go. Where the chain does not show it, earlier epochs and then the last
-`EVENTS_NEAR` events are searched too. Other violations keep the bounded chain.
+`EVENTS_NEAR` events are searched too; where nothing shows it alone, other violations that the same
+events bring are put up with. Other violations keep the bounded chain.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hisparse.config import HiSparseConfig
 from hisparse.fsm import events as ev
@@ -116,11 +118,10 @@ class Chains:
 def _linked(event: ev.Event, named: list[Key]) -> Iterator[Key]:
     """Ids to follow from here on: the copies of a block or page, the request in a row."""
     if isinstance(event, ev.TransferPinned):
-        kinds = (("block", event.blocks), ("page", event.pages), ("transfer", event.transfers))
-        for at, ident in enumerate(event.transfers):
-            if any((kind, ids[at]) in named for kind, ids in kinds):
+        for ident, block, page in zip(event.transfers, event.blocks, event.pages, strict=False):
+            if not {("transfer", ident), ("block", block), ("page", page)}.isdisjoint(named):
                 yield "transfer", ident
-                yield "page", event.pages[at]
+                yield "page", page
                 yield "row", event.row
     elif isinstance(event, ev.BlocksReserved | ev.HotLeased | ev.HostPagesReserved):
         yield "row", event.row
@@ -154,9 +155,10 @@ def witness(
     keys, last = subjects(violation, event), [(violation.seq, event)]
     chain = followed(keys, events, violation.seq)
     if violation.invariant in RUN_CHECKS:
-        for candidates in _candidates(chain, keys, violation.seq, events):
-            if shows(config, candidates + last, violation):
-                found = shortened(config, candidates, last, violation)
+        wide = list(_candidates(chain, keys, violation.seq, events))
+        for strict, candidates in ((strict, one) for strict in (True, False) for one in wide):
+            if shows(config, candidates + last, violation, strict=strict):
+                found = shortened(config, candidates, last, violation, strict=strict)
                 if len(found) <= EVENTS_SHOWN:
                     return found
     return chain[1 - EVENTS_SHOWN :] + last
@@ -177,32 +179,72 @@ def _candidates(
 
 
 def shortened(
-    config: HiSparseConfig, chain: list[Logged], last: list[Logged], violation: Violation
+    config: HiSparseConfig,
+    chain: list[Logged],
+    last: list[Logged],
+    violation: Violation,
+    *,
+    strict: bool = True,
 ) -> list[Logged]:
-    """`chain` and `last`, less all that can be left out: halves first, in the end single events."""
+    """`chain` and `last`, less all that can be left out: the oldest first, for a later tenant of
+    a row is the one that counts; halves first, in the end single events."""
     spent, size, before = 0, max(len(chain) // 2, 1), len(chain) + 1
     while chain and spent < BUDGET:
-        at = len(chain)
-        while at > 0:
-            fewer = chain[: max(at - size, 0)] + chain[at:]
+        at = 0
+        while at < len(chain):
+            fewer = chain[:at] + chain[at + size :]
             spent += len(fewer) + 1
-            if shows(config, fewer + last, violation):
+            if shows(config, fewer + last, violation, strict=strict):
                 chain = fewer
-            at -= size
+            else:
+                at += size
         if size == 1 and len(chain) == before:
             break
         size, before = max(size // 2, 1), len(chain)
     return chain + last
 
 
-def shows(config: HiSparseConfig, chain: list[Logged], violation: Violation) -> bool:
-    """Whether these events alone bring the same violation, and nothing before it."""
+def shows(
+    config: HiSparseConfig, chain: list[Logged], violation: Violation, *, strict: bool = True
+) -> bool:
+    """Whether these events alone bring the same violation and, if `strict`, nothing before it.
+
+    A step names rows of every request: only those that the chain speaks of are looked at.
+    """
     checker = Checker(config)
+    rows = {row for word, row in subjects(violation, chain[-1][1]) if word == "row"}
+    rows |= {getattr(event, "row", -1) for _, event in chain}
     try:
         for seq, event in chain[:-1]:
-            if checker.event(seq, event):
+            if checker.event(seq, _narrowed(event, rows)) and strict:
                 return False
         check = RUN_CHECKS[violation.invariant]
-        return violation.message in list(check(checker.run, chain[-1][1]))
+        return violation.message in list(check(checker.run, _narrowed(chain[-1][1], rows)))
     except Exception:  # an event without the one that it needs
         return False
+
+
+def _narrowed(event: ev.Event, rows: set[Any]) -> ev.Event:
+    """A step's event, less the rows that are not in `rows`."""
+    if isinstance(event, ev.StepPlanned):
+        kept = [
+            part
+            for part in zip(event.rows, event.starts, event.counts, strict=True)
+            if part[0] in rows
+        ]
+        columns = tuple(zip(*kept, strict=True)) or ((), (), ())
+        return ev.StepPlanned(event.cause, event.step, *columns)
+    if isinstance(event, ev.RowsComputed):
+        counted = [part for part in zip(event.rows, event.counts, strict=True) if part[0] in rows]
+        named = [
+            part for part in zip(event.hash_rows, event.page_hashes, strict=True) if part[0] in rows
+        ]
+        return ev.RowsComputed(
+            event.cause,
+            event.step,
+            tuple(row for row, _ in counted),
+            tuple(count for _, count in counted),
+            tuple(row for row, _ in named),
+            tuple(page_hash for _, page_hash in named),
+        )
+    return event

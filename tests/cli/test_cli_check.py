@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from cli_case import SMALL, call, call_process, error_of
 from log_case import clean_events, write_log
-from testing.mutants import drop_wait
+from testing.mutants import WAITS, drop_wait
 
 from hisparse.fsm import events as ev
 
@@ -93,22 +93,35 @@ def test_check_needs_no_torch(directory):
     assert json.loads(done.stdout)["violations"] == []
 
 
-def test_a_wait_left_out_is_named_with_both_events(tmp_path):
-    """The rank's stream of a run whose worker forgets one wait, written beside its log."""
-    with drop_wait("d2h_after_compute"):
-        result = call("run", *SMALL, "--no-verify", "--log", tmp_path / "log", "--json")
+@pytest.mark.parametrize("why", [why for why in WAITS if why != "h2d_after_compute"])
+def test_a_wait_left_out_is_named_with_both_events(tmp_path, why):
+    """The two logs of a run whose worker forgets one wait; it poisons nothing, so that all that
+    can show it is what the step's own rows touch."""
+    with drop_wait(why):
+        result = call("run", *SMALL, "--requests", "10", "--no-verify", "--log", tmp_path / "log")
     assert result.exit_code == 0
     report = checked(tmp_path / "log", 1)
-    assert report["violations"] == [] and report["unordered"]
-    pair = report["unordered"][0]
-    assert "(the wait named d2h_after_compute)" in pair["missing_edge"]
-    assert pair["first"]["kind"] == "CommandApplied" and pair["second"]["kind"] == "MemoryAccessed"
-    assert pair["id"] in pair["second"]["fields"]["ids"]
+    assert report["violations"] == []
+    found = [u for u in report["unordered"] if f"(the wait named {why})" in u["missing_edge"]]
+    assert found and len(found) > len(report["unordered"]) * 0.8
+    pair = found[0]
+    kinds = {"CommandApplied", "MemoryAccessed"}  # the step's own rows, and a copy
+    assert {pair["first"]["kind"], pair["second"]["kind"]} == kinds
+    copy = pair["first" if pair["first"]["kind"] == "MemoryAccessed" else "second"]
+    assert pair["id"] in copy["fields"]["ids"] and copy["fields"]["pool"] == pair["pool"]
     text = call("check", tmp_path / "log").stdout
-    assert "unordered: d2h has to wait for" in text and "compute writes block" in text
+    assert "unordered: " in text and copy["access"] in text
 
 
 def test_a_run_with_its_rank_stream_has_nothing_unordered(tmp_path):
     call("run", *SMALL, "--no-verify", "--log", tmp_path / "log")
     report = checked(tmp_path / "log", 0)
     assert report["unordered"] == [] and report["ranks"][0]["steps"] > 5
+
+
+def test_a_torn_rank_stream_is_a_loss_too(tmp_path):
+    call("run", *SMALL, "--no-verify", "--log", tmp_path / "log")
+    segment = tmp_path / "log" / "rank-0" / "00000001.seg"
+    segment.write_bytes(segment.read_bytes()[:-3])
+    report = checked(tmp_path / "log", 3)
+    assert report["lost"] is None and report["ranks"][0]["lost"]["torn"] is True

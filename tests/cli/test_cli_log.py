@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -12,11 +13,17 @@ from pathlib import Path
 import pytest
 from cli_case import SMALL, call, error_of, report_of
 
+from hisparse.engine.options import RunConfig
+from hisparse.engine.run import Job
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES, Tick
+from hisparse.fsm.fold import fold
 from hisparse.fsm.history import names_id
 from hisparse.fsm.log_disk import DiskLog
+from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_history import LogHistory
+from hisparse.fsm.snapshot import restore, snapshot
+from hisparse.fsm.state import digest
 
 CODEC = Codec(EVENT_TYPES)
 
@@ -110,6 +117,67 @@ def test_the_stream_of_a_rank_can_be_asked_for(recorded):
     report = report_of(call("log", "info", recorded[0], "--stream", "rank-0", "--json"))
     assert report["kinds"]["WorkerOpened"] == 1
     assert "holds no log" in error_of(call("log", "info", recorded[0], "--stream", "rank-9"))
+
+
+def test_a_run_takes_a_snapshot_every_so_many_events(tmp_path):
+    config = RunConfig.model_validate(
+        {
+            "requests": 4,
+            "scale": 0.02,
+            "verify": False,
+            "log": {"mode": "disk", "dir": tmp_path, "snapshot_events": 100},
+        }
+    )
+    run = Job(config).run()
+    history = LogHistory.open(tmp_path)
+    seqs = history.snapshots.seqs()
+    assert len(seqs) > 1 and all(b - a >= 100 for a, b in itertools.pairwise([0, *seqs]))
+    for seq in seqs:
+        taken = history.snapshots.read(seq)
+        assert digest(restore(history.config, taken)) == digest(folded(history, seq))
+    assert digest(history.state_at(history.last_seq)) == run["state_digest"]
+
+
+def folded(history, seq):
+    """The state after `seq`, from the first event on."""
+    events = itertools.takewhile(lambda one: one[0] <= seq, history.read(1))
+    return fold(history.config, events)
+
+
+class Refusing(OsDisk):
+    """A full disk, while it is `full`."""
+
+    full = False
+
+    def write(self, fd, data, offset):
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return super().write(fd, data, offset)
+
+
+@pytest.mark.parametrize("verb", [("replay",), ("log", "info")])
+def test_events_that_the_writer_dropped_are_exit_3(recorded, tmp_path, verb):
+    source, disk, last = LogHistory.open(recorded[0]), Refusing(), 60
+    log = DiskLog(
+        tmp_path / "scheduler",
+        CODEC,
+        clock=lambda: 0.0,
+        config_json=source.header.config,
+        on_error="continue",
+        disk=disk,
+    )
+    for seq, event in recorded[2][:last]:
+        log.append(event)
+        disk.full = 20 < seq <= 40
+        if seq % 10 == 0:
+            log.commit()
+    log.snapshot(last, snapshot(source.state_at(last)))
+    log.close()
+    result = call(*verb, tmp_path, "--json")
+    assert result.exit_code == 3
+    assert "dropped seqs 21 to 40 before 00000002.seg" in result.stderr
+    if verb == ("replay",):
+        assert json.loads(result.stdout)["state_digest"] == digest(source.state_at(last))
 
 
 # -- cat ------------------------------------------------------------------------------------------

@@ -93,3 +93,15 @@ def test_watching_prints_an_event_and_what_it_changed(directory):
 @pytest.mark.parametrize("what", ["block=x", "block=99999", "page=0", "hat=3", "block"])
 def test_a_watch_that_names_nothing_is_refused(directory, what):
     error_of(call("replay", directory, "--watch", what))
+
+
+def test_an_event_that_contradicts_the_state_is_a_violation(tmp_path, clean):
+    config, events = clean
+    bad = write_log(tmp_path, config, [*events[:50], ev.StepPlanned(0, 77, (), (), ())])
+    for options in (["--watch", "block=3"], ["--at", "51"]):
+        assert "replay_equal" in error_of_last(call("replay", bad, *options))
+
+
+def error_of_last(result):
+    assert result.exit_code == 1, (result.output, result.exception)
+    return result.stderr.splitlines()[-1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scheduler_rig import events_of, served, small_config
 from test_invariants import CONFIG, PLANTED, WRONG_BEFORE, checked
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
 from hisparse.fsm.codec import UnknownEvent
+from hisparse.fsm.describe import line
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.invariants import Checker
 from hisparse.fsm.invariants.incremental import Incremental
@@ -70,6 +73,12 @@ def test_an_event_that_cannot_be_folded_is_a_violation_and_the_end(events, where
     audit = audited(RUN, enumerate([*told[:at], event, *told[at:]], 1))
     assert [(v.invariant, v.seq) for v in audit.violations] == [("AssertionError", at + 1)]
     assert audit.events == at + 1
+
+
+@pytest.mark.parametrize("counts", [(1 << 60,), (-1,)])
+def test_counts_that_no_request_can_have_are_refused_at_once(events, counts):
+    audit = audited(RUN, [*events[:6], (7, ev.StepPlanned(0, 1, (0,), (0,), counts))])
+    assert [(v.invariant, v.seq) for v in audit.violations] == [("ValueError", 7)]
 
 
 def test_an_unknown_kind_is_a_violation(events):
@@ -204,3 +213,68 @@ def test_the_witness_of_a_long_run_is_short_and_whole(events):
     kinds = [type(e).__name__ for _, e in chain]
     assert "TransferPinned" in kinds
     assert kinds[-2:] == ["TransferCompleted"] * 2
+
+
+def test_the_witness_in_a_crowd_names_the_tenant_of_its_time(events):
+    """Events name many transfers and rows at once; rows have had other tenants before."""
+    told = [e for _, e in events]
+    state, tenants = State(RUN), {}
+    for at, event in enumerate(told):
+        if isinstance(event, ev.RequestAdmitted):
+            tenants.setdefault(event.row, []).append(event)
+        if isinstance(event, ev.AcknowledgementsTaken) and event.completed:
+            row = state.transfers[event.completed[0]].row
+            if len(tenants[row]) > 1:
+                break
+        evolve(state, event, at + 1)
+    else:
+        raise AssertionError("no such moment")
+    told[at] = msgspec.structs.replace(
+        event, completed=event.completed[1:], completed_epochs=event.completed_epochs[1:]
+    )
+    found = [v for v in audited(RUN, enumerate(told, 1)).violations if v.invariant == "rank_quorum"]
+    chain = witness(RUN, found[0], told[found[0].seq - 1], list(enumerate(told, 1)))
+    admitted = [e for _, e in chain if isinstance(e, ev.RequestAdmitted)]
+    assert admitted == [tenants[row][-1]] and len(chain) <= 12
+
+
+# -- whatever a log says --------------------------------------------------------------------------
+
+
+def changed(event, data):
+    """The event with one field changed to something of its type that nobody would write."""
+    names = [
+        name for name in event.__struct_fields__ if isinstance(getattr(event, name), int | tuple)
+    ]
+    name = data.draw(st.sampled_from(names))
+    value = getattr(event, name)
+    number = data.draw(st.sampled_from([-(1 << 62), -1, 0, 1, 5, 63, 1 << 20, 1 << 62]))
+    if isinstance(value, tuple):
+        length = data.draw(st.integers(0, 3))
+        filler = b"x" if value and isinstance(value[0], bytes) else number
+        return msgspec.structs.replace(event, **{name: (filler,) * length})
+    return msgspec.structs.replace(event, **{name: type(value)(0) if value is None else number})
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_no_log_makes_the_audit_or_its_witness_raise(events, data):
+    told = [event for _, event in events]
+    at = data.draw(st.integers(0, len(told) - 1))
+    how = data.draw(st.sampled_from(["drop", "swap", "repeat", "change", "change", "change"]))
+    if how == "drop":
+        del told[at]
+    elif how == "repeat":
+        told.insert(at, told[data.draw(st.integers(0, len(told) - 1))])
+    elif how == "swap":
+        told[at - 1], told[at] = told[at], told[at - 1]
+    else:
+        told[at] = changed(told[at], data)
+    log = list(enumerate(told, 1))
+    audit = audited(RUN, log)
+    for violation in audit.violations[:2]:
+        event = told[violation.seq - 1]
+        chain = witness(RUN, violation, event, log)
+        assert chain[-1] == (violation.seq, event)
+        for seq, one in chain:
+            line(seq, one)

@@ -6,12 +6,15 @@ from contextlib import nullcontext
 from unittest import mock
 
 import pytest
+from scheduler_rig import PAGE, events_of, served, small_config
 from testing.mutants import WAITS, drop_wait
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
-from hisparse.fsm.clocks import Clocks, RankOrder
-from hisparse.fsm.wire import AckKind
+from hisparse.fsm.clocks import Clocks, RankOrder, step_accesses
+from hisparse.fsm.fold import evolve
+from hisparse.fsm.state import State
+from hisparse.fsm.wire import AckKind, Table
 from hisparse.testing import simulator
 
 
@@ -96,6 +99,37 @@ def test_the_missing_edge_names_the_event_that_should_have_been_waited_for():
     (pair,) = clocks.found
     assert "compute has to wait for device event 7, recorded on d2h" in pair.missing_edge
     assert (pair.first, pair.second) == ("d2h reads block 3", "compute writes block 3")
+
+
+def test_ids_and_pools_that_do_not_exist_are_passed_over():
+    assert pairs(access("d2h", True, -1, 10, 3), access("compute", True, 99, pool="moon")) == []
+
+
+def test_the_rows_of_a_step_touch_what_the_tables_say():
+    """Pages before their end from block or host, the blocks written, hot blocks; nothing else."""
+    config = small_config()
+    state, looked = State(config), 0
+    for seq, event in events_of(served(config, seed=2)):
+        evolve(state, event, seq)
+        if not isinstance(event, ev.StepPlanned) or not event.rows:
+            continue
+        reads, writes, host = (set(ids.tolist()) for ids in step_accesses(state, event))
+        expected, paged = set(), set()
+        for row, start, count in zip(event.rows, event.starts, event.counts, strict=True):
+            for page in range(-(-(start + count) // PAGE)):
+                block = int(state.table(Table.RESIDENT)[row, page])
+                if block:
+                    expected.add(block)
+                else:
+                    paged.add(int(state.table(Table.HOST)[row, page]))
+                if block and (page + 1) * PAGE > start:
+                    assert block in writes
+        assert host == paged
+        index = {*state.table(Table.INDEX)[list(event.rows)].ravel().tolist()} - {0}
+        hot = {*state.table(Table.HOT)[list(event.rows)].ravel().tolist()} - {0}
+        assert reads == expected | index and hot <= writes <= expected | index | hot
+        looked += bool(host)
+    assert looked
 
 
 # -- the worker -----------------------------------------------------------------------------------

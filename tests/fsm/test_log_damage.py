@@ -132,6 +132,16 @@ def test_damage_in_the_last_record_is_a_torn_tail(small):
     assert reader.loss.offset == ends[-2]
 
 
+def test_a_writer_refuses_damage_in_its_last_segment_and_leaves_it(small):
+    directory, path, data, ends = small
+    flipped = bytearray(data)
+    flipped[ends[10] + 2] ^= 0x10
+    path.write_bytes(flipped)
+    with pytest.raises(LogError, match=rf"damage in 00000001.seg at offset {ends[10]}"):
+        opened(directory)
+    assert path.read_bytes() == flipped
+
+
 def test_a_length_is_bounded_before_it_is_trusted(small):
     directory, path, data, ends = small
     for length in (0xFFFFFFFF, 1 << 24, len(data)):

@@ -149,6 +149,38 @@ def test_only_the_owner_may_look(tmp_path):
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
 
 
+def test_open_log_passes_the_options_of_the_config_on(tmp_path):
+    config = LogConfig(
+        mode="disk",
+        dir=tmp_path,
+        segment_bytes=1000,
+        fsync="interval",
+        fsync_interval_s=7.0,
+        snapshot_events=30,
+        compress=True,
+        on_error="continue",
+    )
+    disk, clock = FailingDisk(), Clock()
+    log = open_log(config, CODEC, stream="scheduler", clock=clock, disk=disk)
+    fill(log, 29)
+    clock.now += 4
+    log.commit()
+    assert not log.snapshot_due and log.statistics().syncs == 0  # the interval has not passed
+    clock.now += 3
+    fill(log, 1)
+    log.commit()
+    assert log.snapshot_due and log.statistics().syncs == 1
+    fill(log, 100)
+    log.commit()
+    assert log.statistics().segments > 1
+    disk.plan = [("write", 3)]
+    fill(log, 1)
+    log.commit()
+    assert log.statistics().dropped_events == 1
+    log.close()
+    assert (tmp_path / "scheduler" / "00000001.seg.zst").exists()
+
+
 class FailingDisk(OsDisk):
     """Fails the calls that `plan` says: (call, bytes written before it fails)."""
 

@@ -80,6 +80,10 @@ def test_an_edited_segment_gives_a_prefix_of_its_records(changes):
     assert got == recorded()[1][: len(got)]
 
 
+def test_a_record_that_is_there_twice_is_read_once():
+    assert reads(HEAD + FRAMES[0] + FRAMES[0] + FRAMES[1]) == recorded()[1][:1]
+
+
 @given(st.integers(0, 0xFFFF), st.binary(max_size=60))
 def test_a_frame_with_a_right_checksum_around_anything_is_an_event_or_an_error(kind, body):
     for seq, event in reads(HEAD + encode_frame(HEADER.seed, 1, kind, body)):

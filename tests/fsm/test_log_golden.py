@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -12,13 +13,20 @@ from pathlib import Path
 import pytest
 
 from hisparse.fsm.codec import FORMAT_VERSION, Codec
-from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.log_reader import DiskReader
 from hisparse.fsm.state import digest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LOGS = sorted(GOLDEN.glob("format-*"))
+
+
+def events_digest(history):
+    """Of every frame, whatever this version makes of it."""
+    total = hashlib.sha256()
+    for seq, kind, body in history.frames(1):
+        total.update(f"{seq} {kind} {len(body)} ".encode() + body)
+    return total.hexdigest()
 
 
 def recorded(directory):
@@ -35,6 +43,7 @@ def test_it_is_read_to_the_recorded_digest(directory):
     assert history.loss is None and history.gaps == []
     assert history.verify() == history.last_seq == known["events"]
     assert history.seq_of_step(known["step"]) == known["step_seq"]
+    assert events_digest(history) == known["events_digest"]
     found = {seq: digest(history.state_at(int(seq))) for seq in known["digests"]}
     assert found == known["digests"]
 
@@ -89,6 +98,7 @@ def make():
         "events": history.last_seq,
         "step": event.step,
         "step_seq": at,
+        "events_digest": events_digest(history),
         "digests": {str(seq): digest(history.state_at(seq)) for seq in seqs},
     }
     text = json.dumps(known, indent=1) + "\n"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import struct
 
+import google_crc32c
 import pytest
+import zstandard
 from log_rig import CODEC, flip, opened, recorded, segment_files, write
 
 from hisparse.errors import LogError, UsageError
@@ -17,6 +20,7 @@ from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.log_reader import DiskReader
 from hisparse.fsm.log_seek import jump
 from hisparse.fsm.log_segment import Segment
+from hisparse.fsm.log_snapshots import Snapshots
 from hisparse.fsm.snapshot import snapshot
 from hisparse.fsm.state import digest
 
@@ -62,6 +66,28 @@ def test_a_fold_begins_at_the_nearest_snapshot(whole, folded):
     assert folded == [*range(2 * EVERY + 1, 2 * EVERY + 6)]
 
 
+def test_at_a_snapshot_nothing_is_folded(whole, folded):
+    assert digest(LogHistory.open(whole).state_at(2 * EVERY)) == recorded()[2][2 * EVERY]
+    assert folded == []
+
+
+def test_a_snapshot_that_would_grow_beyond_its_size_is_not_decompressed(tmp_path, monkeypatch):
+    bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+    head = b"hispsnap" + struct.pack("<HQQ", 1, 7, 1000)
+    crc = google_crc32c.value(head + bomb).to_bytes(4, "little")
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / "7.snap").write_bytes(head + crc + bomb)
+    grown = []
+
+    class Watched:
+        def decompress(self, data):
+            grown.append(len(data))
+            return b""
+
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Watched)
+    assert Snapshots(OsDisk(), tmp_path, b"").read(7) is None and grown == []
+
+
 @pytest.mark.parametrize("at", [0, 9, 12, 20, 27, 40, -1])
 def test_a_damaged_snapshot_is_skipped_and_never_trusted(copy, folded, at):
     flip(copy / "scheduler" / "snapshots" / f"{2 * EVERY}.snap", at)
@@ -73,7 +99,9 @@ def test_a_damaged_snapshot_is_skipped_and_never_trusted(copy, folded, at):
 def test_an_intact_snapshot_under_another_seq_is_skipped(copy, folded):
     folder = copy / "scheduler" / "snapshots"
     shutil.copy(folder / f"{EVERY}.snap", folder / f"{2 * EVERY}.snap")
-    LogHistory.open(copy).state_at(2 * EVERY)
+    history = LogHistory.open(copy)
+    assert history.snapshots.read(2 * EVERY) is None
+    history.state_at(2 * EVERY)
     assert folded[0] == EVERY + 1
 
 

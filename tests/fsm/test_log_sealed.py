@@ -130,3 +130,13 @@ def test_a_chunk_that_would_grow_beyond_its_size_is_not_decompressed(sealed, mon
     segment = Segment(OsDisk(), sealed / "scheduler", 1)
     assert segment.frames(1)[0] == [] and grown == []
     segment.close()
+
+
+def test_a_damaged_compressed_segment_at_the_end_is_damage_and_left_as_it_is(sealed):
+    *_, last, open_one = segment_files(sealed)
+    open_one.unlink()
+    flip(last, -20)
+    before = last.read_bytes()
+    with pytest.raises(LogError, match=rf"damage in {last.name}"):
+        write(sealed, last=0)
+    assert last.read_bytes() == before
