@@ -11,7 +11,7 @@ from scheduler_rig import PAGE, events_of, served, small_config
 from hisparse.errors import InvariantViolation
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
-from hisparse.fsm.invariants import INVARIANTS, Checker
+from hisparse.fsm.invariants import INVARIANTS, Checker, Violation
 from hisparse.fsm.invariants.run import RUN_CHECKS
 from hisparse.fsm.invariants.state import STATE_CHECKS
 from hisparse.fsm.machines import BlockRole, BlockState, BlockTrigger, PageState, PageTrigger
@@ -577,3 +577,10 @@ def test_the_first_violation_is_raised_with_its_seq():
 def test_every_invariant_that_a_log_can_show_is_run_and_is_declared():
     on_log = {invariant.name for invariant in INVARIANTS if invariant.where == "log"}
     assert on_log == {*RUN_CHECKS, *STATE_CHECKS}
+
+
+def test_the_first_violations_are_kept_and_all_are_counted() -> None:
+    checker = Checker(small_config(), keep=2)
+    checker._note([Violation("one_content", seq, "x") for seq in (3, 4)])
+    checker._note([Violation("one_content", 5, "x")])
+    assert [v.seq for v in checker.violations] == [3, 4] and checker.found == 3

@@ -7,8 +7,6 @@ Both return what they found and keep it; `raise_first` turns the first into an I
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
 
 from hisparse.config import HiSparseConfig
@@ -29,11 +27,13 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Checker:
-    """Collects violations of one run; at most `keep` of them."""
+    """Collects the violations of one run: the first `keep` of them, and the count of all."""
 
     def __init__(self, config: HiSparseConfig, keep: int = 100) -> None:
         self.run = Run(config.pools.page_size, config.index_pages_per_block, config.ranks)
-        self.violations: deque[Violation] = deque(maxlen=keep)
+        self.keep = keep
+        self.violations: list[Violation] = []
+        self.found = 0
         self.checked = dict.fromkeys((*RUN_CHECKS, *STATE_CHECKS), 0)
 
     def event(self, seq: int, event: Event) -> list[Violation]:
@@ -43,7 +43,7 @@ class Checker:
             found += [Violation(name, seq, text) for text in check(self.run, event)]
             self.checked[name] += 1
         self.run.take(event)
-        self.violations.extend(found)
+        self._note(found)
         return found
 
     def state(self, state: State) -> list[Violation]:
@@ -52,8 +52,12 @@ class Checker:
         for name, check in STATE_CHECKS.items():
             found += [Violation(name, state.seq, text) for text in check(state)]
             self.checked[name] += 1
-        self.violations.extend(found)
+        self._note(found)
         return found
+
+    def _note(self, found: list[Violation]) -> None:
+        self.found += len(found)
+        self.violations += found[: max(0, self.keep - len(self.violations))]
 
     def raise_first(self) -> None:
         """Raise InvariantViolation for the first violation found, if any."""
