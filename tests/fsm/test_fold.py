@@ -134,7 +134,7 @@ def test_a_block_is_reserved_under_the_next_epoch_only(epoch):
         ev.BlocksReleased(0, BlockRole.RESIDENT, 0, BlockTrigger.abandoned, (0,), (5,), (1,)),
         4,
     )
-    with pytest.raises(StaleEpoch, match="block 5 has epoch 1"):
+    with pytest.raises(StaleEpoch, match="block 5 is given out under epoch"):
         evolve(state, ev.BlocksReserved(0, BlockRole.RESIDENT, 0, 0, (5,), (epoch,)), 5)
 
 

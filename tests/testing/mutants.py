@@ -92,13 +92,13 @@ def reuse_an_epoch() -> Iterator[None]:
     def kept(state, blocks):
         return ints(np.maximum(state.blocks.epoch[blocks], 1))
 
-    def take(state, blocks, epochs):
-        state.blocks.epoch[blocks] = epochs
+    def take(what, columns, at, epochs):
+        columns[at] = epochs
 
     with (
         mock.patch.object(managers, "next_block_epochs", kept),
         mock.patch.object(residency, "next_block_epochs", kept),
-        mock.patch.object(evolve_blocks, "raise_block_epochs", take),
+        mock.patch.object(evolve_blocks, "raise_epochs", take),
     ):
         yield
 

@@ -45,10 +45,15 @@ def move_blocks(state: State, blocks: I64, trigger: BlockTrigger) -> None:
     BLOCK_LEASE.apply(b.state, blocks, trigger, epochs=b.epoch, seq=state.seq + 1)
 
 
-def raise_block_epochs(state: State, blocks: I64, epochs: I64) -> None:
+def raise_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:
     """Reuse begins a new epoch, exactly one above the last. Raises StaleEpoch."""
-    check_epochs("block", state.blocks.epoch, blocks, epochs - 1)
-    state.blocks.epoch[blocks] = epochs
+    wrong = columns[at].astype(np.int64) + 1 != epochs
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise StaleEpoch(
+            f"{what} {at[i]} is given out under epoch {epochs[i]}, its last was {columns[at[i]]}"
+        )
+    columns[at] = epochs
 
 
 def free_blocks(state: State, blocks: I64) -> None:
@@ -70,7 +75,7 @@ def free_blocks(state: State, blocks: I64) -> None:
 def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
     blocks, b = ids(e.blocks), state.blocks
     move_blocks(state, blocks, BlockTrigger.reserved)
-    raise_block_epochs(state, blocks, ids(e.epochs))
+    raise_epochs("block", b.epoch, blocks, ids(e.epochs))
     b.free.remove(blocks)
     b.role[blocks] = e.role
     b.refs[blocks] = 1

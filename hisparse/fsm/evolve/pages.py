@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hisparse.fsm import events as ev
-from hisparse.fsm.evolve.blocks import I64, check_epochs, ids, move_blocks
+from hisparse.fsm.evolve.blocks import I64, check_epochs, ids, move_blocks, raise_epochs
 from hisparse.fsm.evolve.requests import confirm_rows
 from hisparse.fsm.machines import (
     HOST_PAGE,
@@ -23,16 +23,10 @@ def move_pages(state: State, pages: I64, trigger: PageTrigger) -> None:
     HOST_PAGE.apply(p.state, pages, trigger, epochs=p.epoch, seq=state.seq + 1)
 
 
-def raise_page_epochs(state: State, pages: I64, epochs: I64) -> None:
-    """Reuse begins a new epoch, exactly one above the last. Raises StaleEpoch."""
-    check_epochs("host page", state.pages.epoch, pages, epochs - 1)
-    state.pages.epoch[pages] = epochs
-
-
 def host_pages_reserved(state: State, e: ev.HostPagesReserved, seq: int) -> None:
     pages, p = ids(e.pages), state.pages
     move_pages(state, pages, PageTrigger.reserved)
-    raise_page_epochs(state, pages, ids(e.epochs))
+    raise_epochs("host page", p.epoch, pages, ids(e.epochs))
     p.free.remove(pages)
     p.refs[pages] = 1
     p.partner[pages] = 0
