@@ -28,6 +28,7 @@ FLOORS = {
     "integrations": 4,
     "testing": TOP,
     "bench": TOP,
+    "export": TOP,
     "cli": TOP,
 }
 SIDES = ({"kv", "device"}, {"engine", "integrations"})  # same floor, strangers to each other

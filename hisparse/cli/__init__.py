@@ -14,9 +14,11 @@ from hisparse.cli.bench import bench
 from hisparse.cli.check import check
 from hisparse.cli.diff import diff
 from hisparse.cli.errors import OneLineGroup
+from hisparse.cli.export import export
 from hisparse.cli.log import log
 from hisparse.cli.replay import replay
 from hisparse.cli.run import run
+from hisparse.cli.shrink import shrink
 from hisparse.cli.trace import trace
 from hisparse.cli.why import why
 
@@ -30,7 +32,7 @@ def cli() -> None:
     """
 
 
-for command in (run, log, replay, check, why, diff, trace, bench):
+for command in (run, log, replay, check, why, diff, trace, bench, export, shrink):
     cli.add_command(command)
 
 
