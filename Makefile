@@ -66,7 +66,8 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not gpu"
 
 lint: $(VENV)/.lint
-	$(BIN)/ruff check .; code=$$?; $(BIN)/mypy && exit $$code
+	$(BIN)/ruff check .; code=$$?; $(BIN)/ruff format --check --quiet . || code=1; \
+	  $(BIN)/mypy && exit $$code
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

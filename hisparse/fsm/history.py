@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hisparse.fsm.events import AckSent, MemoryAccessed
+from hisparse.fsm.wire import AckKind
+
 FIELDS = {
     "BlockLease": ("blocks", "sources"),
     "HostPage": ("pages",),
@@ -11,10 +14,17 @@ FIELDS = {
     "HotRegion": ("row",),
     "Request": ("request",),
 }
+POOLS = {"BlockLease": "gpu", "HostPage": "host"}  # as a rank names them
 
 
 def names_id(event: object, machine: str, ident: object) -> bool:
     """Whether `event` is about instance `ident` of `machine`."""
+    if isinstance(event, MemoryAccessed):
+        if machine == "Transfer":
+            return event.transfer == ident
+        return event.pool == POOLS.get(machine) and ident in event.ids
+    if isinstance(event, AckSent):
+        return machine == "Transfer" and event.kind != AckKind.RETIRED and event.ident == ident
     for field in FIELDS.get(machine, ()):
         value = getattr(event, field, None)
         if value == ident or (isinstance(value, tuple) and ident in value):
