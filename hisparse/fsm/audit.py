@@ -46,6 +46,7 @@ class Audit:
         self._told: set[tuple[str, str]] = set()
         self._next_recount = recount_events
         self._stopped = False
+        self._unjudged: list[Violation] = []
 
     def take(self, seq: int, event: Event | UnknownEvent) -> bool:
         """Check and fold the next event; False if it cannot be folded."""
@@ -64,6 +65,8 @@ class Audit:
             faults = list(self._watch.after())
         except Exception as error:  # ids and lengths of a foreign log may be anything
             return self._stop(Violation(type(error).__name__, seq, _cannot(event, error)))
+        for violation in self._unjudged:  # the fold takes an event that a check could not judge
+            self._tell(violation)
         for fault in faults:
             self._tell(Violation(*fault))
         if isinstance(event, StepPlanned) and self.events >= self._next_recount:
@@ -93,13 +96,18 @@ class Audit:
         return any(not 0 <= count <= most for count in counts)
 
     def _judge(self, seq: int, event: Event) -> Iterator[Violation]:
+        """Every check of the run. A check that raises met an event that names what the log never
+        spoke of: as a rule the fold says so in the next moment; where it does not, `take` does."""
+        self._unjudged = []
         try:
             yield from self._checker.event(seq, event)
-        except Exception:  # it names what the log never spoke of: the fold will say so
+        except Exception:
             for name, check in RUN_CHECKS.items():
                 try:
                     found = list(check(self._checker.run, event))
-                except Exception:
+                except Exception as error:
+                    text = f"cannot be judged: {_cannot(event, error)}"
+                    self._unjudged.append(Violation(name, seq, text))
                     continue
                 for text in found:
                     yield Violation(name, seq, text)

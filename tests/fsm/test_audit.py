@@ -278,3 +278,17 @@ def test_no_log_makes_the_audit_or_its_witness_raise(events, data):
         assert chain[-1] == (violation.seq, event)
         for seq, one in chain:
             line(seq, one)
+
+
+def test_a_check_that_raises_on_an_event_that_folds_is_told(monkeypatch) -> None:
+    def broken(run, event):
+        raise KeyError("gone")
+        yield
+
+    from hisparse.fsm.invariants import run as run_checks
+
+    monkeypatch.setitem(run_checks.RUN_CHECKS, "settle_once", broken)
+    audit = Audit(small_config())
+    assert audit.take(1, ev.Tick(0, 5))
+    (found,) = audit.violations
+    assert found.invariant == "settle_once" and "cannot be judged" in found.message
