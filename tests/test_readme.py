@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +31,19 @@ def test_the_embedding_example_runs():
 def test_the_embedding_example_is_short():
     example = blocks("python")[1]
     assert len([line for line in example.splitlines() if line.strip()]) <= EXAMPLE_LINES_MAX
+
+
+def test_the_commands_run_in_their_order_where_nothing_has_run_yet(tmp_path):
+    (commands,) = blocks("sh")
+    lines = [line.split("#")[0].strip() for line in commands.splitlines()]
+    slow = ("make ", "export ", "hisparse bench ")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for line in (line for line in lines if not line.startswith(slow)):
+        shell = line.replace("hisparse ", f"{sys.executable} -m hisparse ", 1)
+        ended = subprocess.run(
+            shell, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert ended.returncode == 0, (line, ended.stderr)
 
 
 def test_links_lead_somewhere():
