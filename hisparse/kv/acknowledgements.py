@@ -65,8 +65,8 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
         yield from _fail(state, e.rank, failed, cause)
     enqueued = _named(state, e.enqueued, e.enqueued_epochs)
     completed = _named(state, e.completed, e.completed_epochs)
-    implied = [t for t in completed if t not in enqueued]
-    fresh = [t for t in enqueued + implied if not t.enqueued & bit]
+    both = {t.transfer: t for t in enqueued + completed}  # COMPLETED implies ENQUEUED
+    fresh = [t for t in both.values() if not t.enqueued & bit]
     for last, group in _by_quorum(fresh, bit, "enqueued"):
         yield ev.TransferEnqueued(cause, e.rank, last, ints(t.transfer for t in group))
         if last:

@@ -34,6 +34,7 @@ from hisparse.kv.decision import Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import reclaim
+from hisparse.kv.validate import Rows
 
 HISTORY_EVENTS = 10_000  # how far back an error looks for the last events of an id
 
@@ -137,7 +138,7 @@ class HiSparseCoordinator:
             admitted.append(key)
         return admitted
 
-    def grow(self, rows: Sequence[int], rows_wanted: Sequence[int]) -> list[int]:
+    def grow(self, rows: Rows, rows_wanted: Rows) -> list[int]:
         """Make places for the next rows of live requests, in this order.
 
         Args:
@@ -151,26 +152,25 @@ class HiSparseCoordinator:
             UsageError: a row is not live, or would compute more than its `max_tokens`.
         """
         held = self.state.rows
-        at, wanted = np.array(rows, dtype=np.int64), np.array(rows_wanted, dtype=np.int64)
-        validate.growth(self.state, rows, rows_wanted)
+        at, wanted = validate.growth(self.state, rows, rows_wanted)
         room = held.pages[at] * self.state.page_size - held.computed[at]
         granted: list[int] = np.minimum(room, wanted).tolist()
         for i in np.flatnonzero(room < wanted).tolist():
-            row, cause = rows[i], self.state.request_of(rows[i]).arrived_seq
-            granted[i] = self._run(self.resident.grow(row, rows_wanted[i], cause))
+            row, cause = int(at[i]), self.state.request_of(at[i]).arrived_seq
+            granted[i] = self._run(self.resident.grow(row, int(wanted[i]), cause))
             self._run(self.index.grow(row, cause))
         return granted
 
-    def plan_step(self, rows: Sequence[int], counts: Sequence[int]) -> int:
+    def plan_step(self, rows: Rows, counts: Rows) -> int:
         """Fix the rows of the next step; returns its number.
 
         Raises UsageError for rows that are named twice, are not live, have a step under way, or
         have no place for that many (`grow` says how many have one).
         """
-        validate.plan(self.state, rows, counts)
+        at, planned = validate.plan(self.state, rows, counts)
         step = self.state.step + 1
-        starts = ints(self.state.rows.computed[np.array(rows, dtype=np.int64)])
-        seq = self._record(ev.StepPlanned(0, step, tuple(rows), starts, tuple(counts)))
+        starts = self.state.rows.computed[at]
+        seq = self._record(ev.StepPlanned(0, step, ints(at), ints(starts), ints(planned)))
         short = self.config.policy.watermark_blocks - spare(self.state)
         if short > 0:
             self._run(reclaim(self.state, short, seq, "watermark"))
@@ -179,8 +179,8 @@ class HiSparseCoordinator:
     def rows_computed(
         self,
         step: int,
-        rows: Sequence[int],
-        counts: Sequence[int],
+        rows: Rows,
+        counts: Rows,
         page_hashes: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         """Rows of `step` are computed and accepted.
@@ -195,20 +195,19 @@ class HiSparseCoordinator:
         Raises:
             UsageError: another step, rows that it did not plan, or more hashes than whole pages.
         """
-        kept = validate.computed(self.state, step, rows, counts, page_hashes)
-        rows, counts = [rows[i] for i in kept], [counts[i] for i in kept]
-        known = [(row, page_hash) for row, page_hash in page_hashes if row in set(rows)]
-        if not rows:
+        at, accepted = validate.computed(self.state, step, rows, counts, page_hashes)
+        if not len(at):
             return
-        at = np.array(rows, dtype=np.int64)
-        before = self.state.rows.computed[at]
+        live = self.state.rows.live
+        known = [(row, page_hash) for row, page_hash in page_hashes if live[row]]
         hash_rows = tuple(row for row, _ in known)
         hashes = tuple(page_hash for _, page_hash in known)
-        seq = self._record(ev.RowsComputed(0, step, tuple(rows), tuple(counts), hash_rows, hashes))
         page_size = self.state.page_size
-        after = self.state.rows.computed[at] // page_size
-        for i in np.flatnonzero(before // page_size < after).tolist():
-            self._run(seal_pages(self.state, rows[i], int(before[i]), seq))
+        before = self.state.rows.computed[at] // page_size
+        seq = self._record(ev.RowsComputed(0, step, ints(at), ints(accepted), hash_rows, hashes))
+        sealed = before < self.state.rows.computed[at] // page_size
+        for row, first in zip(at[sealed].tolist(), before[sealed].tolist(), strict=True):
+            self._run(seal_pages(self.state, row, first, seq))
 
     def confirmed(self, request: str, epoch: int) -> int:
         """Leading rows of a request that are certain: no step that computed them could read a page

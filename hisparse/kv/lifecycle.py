@@ -21,12 +21,9 @@ from hisparse.kv.managers import HiSparseHotManager, HiSparseIndexManager, HiSpa
 from hisparse.kv.transfers import pin
 
 
-def seal_pages(state: State, row: int, before_rows: int, cause: int) -> Decision[None]:
-    """Rows of `row` were accepted: seal index blocks, and write whole pages back (eager)."""
-    page_size = state.page_size
-    first, end = before_rows // page_size, int(state.rows.computed[row]) // page_size
-    if first == end:
-        return
+def seal_pages(state: State, row: int, first: int, cause: int) -> Decision[None]:
+    """Pages of `row` from `first` on are whole: seal index blocks, and write back (eager)."""
+    end = int(state.rows.computed[row]) // state.page_size
     yield from HiSparseIndexManager(state).seal(row, first, end, cause)
     if not state.config.offload or state.config.policy.write_back != "eager":
         return

@@ -14,6 +14,9 @@ import numpy as np
 from hisparse.errors import UsageError
 from hisparse.fsm.machines import RequestState
 from hisparse.fsm.state import Request, State
+from hisparse.kv.decision import I64
+
+Rows = Sequence[int] | I64  # request rows, or counts of them
 
 
 def arrival(state: State, request: str, prompt_tokens: int, max_tokens: int, hashes: int) -> None:
@@ -51,69 +54,84 @@ def ends(
         )
 
 
-def growth(state: State, rows: Sequence[int], wanted: Sequence[int]) -> None:
-    """Live rows, each once, none beyond what it was admitted for."""
-    _distinct(state, rows, wanted)
+def growth(state: State, rows: Rows, wanted: Rows) -> tuple[I64, I64]:
+    """Live rows, each once, none beyond what it was admitted for; returns both as columns."""
+    at, more = _columns(state, rows, wanted)
     held = state.rows
-    at, more = np.array(rows, dtype=np.int64), np.array(wanted, dtype=np.int64)
     wrong = ~held.live[at] | (held.computed[at] + more > held.limit[at]) | (more < 0)
     if wrong.any():
         i = int(np.argmax(wrong))
         raise UsageError(
-            f"request row {rows[i]} wants {wanted[i]} rows: it is "
-            f"{'live' if held.live[rows[i]] else 'not live'}, has computed "
-            f"{held.computed[rows[i]]} and was admitted for {held.limit[rows[i]]}"
+            f"request row {at[i]} wants {more[i]} rows: it is "
+            f"{'live' if held.live[at[i]] else 'not live'}, has computed "
+            f"{held.computed[at[i]]} and was admitted for {held.limit[at[i]]}"
         )
+    return at, more
 
 
-def plan(state: State, rows: Sequence[int], counts: Sequence[int]) -> None:
-    """Live rows, each once, with a place for every row that is planned and no step under way."""
-    _distinct(state, rows, counts)
+def plan(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
+    """Live rows, each once, with a place for every row that is planned and no step under way;
+    returns both as columns."""
+    at, planned = _columns(state, rows, counts)
     held = state.rows
-    for row, count in zip(rows, counts, strict=True):
-        room = int(held.pages[row]) * state.page_size - int(held.computed[row])
-        if not held.live[row] or not 1 <= count <= room or held.planned[row] > held.computed[row]:
-            raise UsageError(
-                f"plan_step: request row {row} plans {count} rows: it is "
-                f"{'live' if held.live[row] else 'not live'}, has places for {room} more, and "
-                f"{held.planned[row] - held.computed[row]} rows of it are in a step under way"
-            )
+    computed = held.computed[at]
+    room = held.pages[at] * state.page_size - computed
+    wrong = ~held.live[at] | (planned < 1) | (planned > room) | (held.planned[at] > computed)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise UsageError(
+            f"plan_step: request row {at[i]} plans {planned[i]} rows: it is "
+            f"{'live' if held.live[at[i]] else 'not live'}, has places for {room[i]} more, and "
+            f"{held.planned[at[i]] - computed[i]} rows of it are in a step under way"
+        )
+    return at, planned
 
 
 def computed(
-    state: State,
-    step: int,
-    rows: Sequence[int],
-    counts: Sequence[int],
-    page_hashes: Sequence[tuple[int, bytes]],
-) -> list[int]:
-    """Rows that `step`, the last one planned, did plan; returns the places of those still live."""
+    state: State, step: int, rows: Rows, counts: Rows, page_hashes: Sequence[tuple[int, bytes]]
+) -> tuple[I64, I64]:
+    """Rows that `step`, the last one planned, did plan; returns the columns of those still live."""
     if step != state.step:
         raise UsageError(f"rows_computed({step}): the step under way is {state.step}")
-    _distinct(state, rows, counts)
-    held, kept = state.rows, []
+    at, accepted = _columns(state, rows, counts)
+    held = state.rows
+    kept = held.live[at] | ~held.used[at]  # else its request ended while the step was under way
+    before = held.computed[at]
+    under_way = held.planned[at] - before
+    wrong = (held.last_step[at] != step) | (accepted < 0) | (accepted > under_way)
+    wrong &= kept
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise UsageError(
+            f"rows_computed({step}): row {at[i]} accepts {accepted[i]} rows, planned {under_way[i]}"
+        )
+    if page_hashes:
+        _hashes(state, at, before + accepted, page_hashes)
+    return (at, accepted) if kept.all() else (at[kept], accepted[kept])
+
+
+def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, bytes]]) -> None:
+    """No more page hashes than whole pages, of rows of the step."""
     made = Counter(row for row, _ in page_hashes)
-    for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        if held.used[row] and not held.live[row]:
-            continue  # its request ended while the step was under way
-        under_way = int(held.planned[row] - held.computed[row])
-        if held.last_step[row] != step or not 0 <= count <= under_way:
-            raise UsageError(
-                f"rows_computed({step}): row {row} accepts {count} rows, planned {under_way}"
-            )
-        whole = (int(held.computed[row]) + count) // state.page_size
-        hashes = len(state.request_of(row).hashes) + made[row]
-        if made[row] and hashes > whole:
-            raise UsageError(f"request row {row}: {hashes} page hashes for {whole} whole pages")
-        kept.append(i)
-    if not set(made) <= set(rows):
-        raise UsageError(f"page hashes of rows {sorted(set(made) - set(rows))}, not of this step")
-    return kept
+    ends = dict(zip(at.tolist(), after.tolist(), strict=True))
+    if not made.keys() <= ends.keys():
+        raise UsageError(
+            f"page hashes of rows {sorted(made.keys() - ends.keys())}, not of this step"
+        )
+    for row, more in made.items():
+        if state.rows.live[row]:
+            whole = ends[row] // state.page_size
+            hashes = len(state.request_of(row).hashes) + more
+            if hashes > whole:
+                raise UsageError(f"request row {row}: {hashes} page hashes for {whole} whole pages")
 
 
-def _distinct(state: State, rows: Sequence[int], counts: Sequence[int]) -> None:
-    if len(rows) != len(counts) or len(set(rows)) != len(rows):
-        raise UsageError(f"rows {list(rows)} with counts {list(counts)}: name each row once")
+def _columns(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
+    """`rows`, each once, and their counts, as int64 columns (copies)."""
+    at, beside = np.array(rows, dtype=np.int64), np.array(counts, dtype=np.int64)
     limit = len(state.rows.used)
-    if rows and not 0 <= min(rows) <= max(rows) < limit:
-        raise UsageError(f"rows {list(rows)}: request rows are 0..{limit - 1}")
+    if len(at) and not 0 <= at.min() <= at.max() < limit:
+        raise UsageError(f"rows {at.tolist()}: request rows are 0..{limit - 1}")
+    if len(at) != len(beside) or (len(at) and np.bincount(at).max() > 1):
+        raise UsageError(f"rows {at.tolist()} with counts {beside.tolist()}: name each row once")
+    return at, beside
