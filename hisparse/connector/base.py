@@ -47,6 +47,10 @@ class KVConnectorBase_V1(ABC):
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """Scheduler: take in what a worker handed back."""
 
+    def reset_cache(self) -> bool:
+        """Scheduler: forget what prefixes could find; False where it cannot now, or has none."""
+        return False
+
     @abstractmethod
     def start_load_kv(self, metadata: Any) -> None:
         """Worker: begin the step that `metadata` describes."""

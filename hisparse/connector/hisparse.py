@@ -100,6 +100,10 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(self, request: str, epoch: int) -> None:
         self.coordinator.finish(request, epoch)
 
+    def reset_cache(self) -> bool:
+        """See `HiSparseCoordinator.reset_prefix_cache`."""
+        return self.coordinator.reset_prefix_cache()
+
     # -- worker role ------------------------------------------------------------------------------
     def start_load_kv(self, metadata: bytes | None) -> None:
         worker = self.worker

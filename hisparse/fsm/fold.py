@@ -34,6 +34,7 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.AcknowledgementsTaken: requests.acknowledgements_taken,
     ev.LogGap: requests.unchanged,
     ev.PolicyChosen: requests.unchanged,
+    ev.PrefixCacheReset: requests.unchanged,
     ev.RequestAdmitted: requests.request_admitted,
     ev.AdmissionDeferred: requests.admission_deferred,
     ev.RequestRefused: requests.request_refused,

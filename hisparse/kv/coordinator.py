@@ -30,6 +30,7 @@ from hisparse.kv import validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, never_fits
 from hisparse.kv.budget import spare
+from hisparse.kv.caches import drop_all, holders
 from hisparse.kv.decision import Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
@@ -259,6 +260,20 @@ class HiSparseCoordinator:
         self._run(acknowledge(self.state, event, seq))
         for key in list(self.state.draining):
             self._run(drain(self.state, key, seq))
+        return True
+
+    # -- the caches as a whole -------------------------------------------------------------------
+    def reset_prefix_cache(self) -> bool:
+        """Forget every page that a prefix could find, in both tiers.
+
+        False, with nothing changed and nothing logged, while anybody holds something: a request
+        that is live or draining, a copy in flight. Requests that wait hold nothing. Afterwards both
+        pools are wholly free.
+        """
+        if holders(self.state):
+            return False
+        seq = self._record(ev.PrefixCacheReset(0))
+        self._run(drop_all(self.state, seq))
         return True
 
     # -- queries ----------------------------------------------------------------------------------

@@ -243,6 +243,8 @@ class Simulation:
         longest = self.config.schedule.max_model_len
         self.workload = random_workload(self.rng, longest, requests)
         self.disturbance = self.rng.choice([0.0, 0.02, 0.1])
+        self.caches = random.Random(f"hisparse caches {seed}")
+        self.resets = 0
 
     def _after_step(self, engine: ReferenceEngine) -> None:
         self.live.after_step()
@@ -251,6 +253,8 @@ class Simulation:
         for served in list(engine.live.values()):
             if self.rng.random() < self.disturbance:
                 self._disturb(served)
+        if self.caches.random() < 0.3:
+            self.resets += self.coordinator.reset_prefix_cache()
 
     def _check_tainted(self) -> None:
         """`no_silent_loss`: rows computed from the page of a failed copy are never confirmed."""

@@ -19,10 +19,11 @@ from hisparse.fsm.evolve import blocks as evolve_blocks
 from hisparse.fsm.evolve import pages as evolve_pages
 from hisparse.fsm.machines import HOST_PAGE, BlockTrigger, PageState, PageTrigger
 from hisparse.fsm.wire import Table
-from hisparse.kv import acknowledgements, lifecycle, managers, publication, residency
+from hisparse.kv import acknowledgements, coordinator, lifecycle, managers, publication, residency
 from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.decision import ints
+from hisparse.kv.host_pool import page_epochs
 
 
 def relay(events):
@@ -239,6 +240,22 @@ def drift_that_heals() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reset_while_pages_are_leased() -> Iterator[None]:
+    """A reset takes published pages from the requests that read them."""
+
+    def drop(state, cause):
+        pages = np.flatnonzero(state.pages.state == PageState.PUBLISHED)
+        if len(pages):
+            yield ev.HostPagesEvicted(cause, ints(pages), page_epochs(state, pages))
+
+    with (
+        mock.patch.object(coordinator, "holders", lambda state: ""),
+        mock.patch.object(coordinator, "drop_all", drop),
+    ):
+        yield
+
+
 WAITS = (
     "compute_after_spill",
     "d2h_after_compute",
@@ -263,5 +280,6 @@ MUTANTS = {
     "freed_block_kept_in_no_queue": (freed_block_kept_in_no_queue, {"conservation"}),
     "fold_forgets": (fold_forgets, {"replay_equal"}),
     "drift_that_heals": (drift_that_heals, {"replay_equal"}),
+    "reset_while_pages_are_leased": (reset_while_pages_are_leased, {"host_reuse_after_readers"}),
     "provisional_rows_confirmed": (provisional_rows_confirmed, {"no_silent_loss"}),
 }

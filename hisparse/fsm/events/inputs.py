@@ -109,3 +109,9 @@ class PolicyChosen(Event, frozen=True, gc=False, array_like=True, tag=10):
     resource: str
     need: int
     have: int
+
+
+class PrefixCacheReset(Event, frozen=True, gc=False, array_like=True, tag=12):
+    """Everything that a prefix could find is to be forgotten, in every tier; nothing is leased."""
+
+    is_input: ClassVar[bool] = True
