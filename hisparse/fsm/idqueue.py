@@ -1,10 +1,10 @@
 """IdQueue: ids in the order in which they were pushed, removable from the middle, as two arrays.
 
-The free lists of both pools. No Python object an id: a ring of (id, stamp) pairs, and one stamp an
-id. An entry of the ring counts only while its stamp is still the id's own, so removal from the
-middle is one store, and the head skips what was removed.
+The free lists of both pools, at 12 bytes an id and no Python object. Ids stand in a line; each
+knows its place there, counted from 1. A place counts only while its id still knows it, so removal
+from the middle is one store, and the head skips what was removed.
 
-    ring   | dead | live | dead | live | live |      |
+    line   | dead | live | dead | live | live |      |
              ^ head                            ^ tail
 """
 
@@ -14,19 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 class IdQueue:
     """A FIFO of distinct ids below `size`. Raises AssertionError on a double push or removal."""
 
-    __slots__ = ("_head", "_ids", "_next_stamp", "_own", "_stamps", "_tail", "count")
+    __slots__ = ("_head", "_line", "_place", "_tail", "count")
 
     def __init__(self, size: int, ids: I64 | None = None) -> None:
-        capacity = 2 * max(size, 2)
-        self._ids = np.zeros(capacity, dtype=np.int32)
-        self._stamps = np.zeros(capacity, dtype=np.int64)
-        self._own = np.zeros(size, dtype=np.int64)  # 0: not in the queue
-        self._next_stamp = 1
+        self._line = np.zeros(2 * max(size, 2), dtype=np.int32)
+        self._place = np.zeros(size, dtype=np.int32)  # 0: not in the queue
         self._head = self._tail = 0
         self.count = 0
         if ids is not None and len(ids):
@@ -36,36 +34,40 @@ class IdQueue:
         return self.count
 
     def __contains__(self, ident: int) -> bool:
-        return bool(self._own[ident])
+        return bool(self._place[ident])
 
-    def members(self) -> npt.NDArray[np.bool_]:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self._line.nbytes + self._place.nbytes
+
+    def members(self) -> Bools:
         """bool [size]: which ids are in the queue."""
-        return np.not_equal(self._own, 0)
+        return np.not_equal(self._place, 0)
 
     def push(self, ids: I64) -> None:
         """Append ids at the tail, in order."""
-        n = len(ids)
-        assert not self._own[ids].any(), f"id in the queue twice: {ids[self._own[ids] != 0][:4]}"
-        if self._tail + n > len(self._ids):
+        n, place = len(ids), self._place
+        assert not place[ids].any(), f"id in the queue twice: {ids[place[ids] != 0][:4]}"
+        if self._tail + n > len(self._line):
             self._compact()
-        stamps = np.arange(self._next_stamp, self._next_stamp + n)
-        self._ids[self._tail : self._tail + n] = ids
-        self._stamps[self._tail : self._tail + n] = stamps
-        self._own[ids] = stamps
-        assert int(np.count_nonzero(self._own[ids] == stamps)) == n, "an id was pushed twice"
-        self._next_stamp += n
-        self._tail += n
+        end = self._tail + n
+        self._line[self._tail : end] = ids
+        place[ids] = np.arange(self._tail + 1, end + 1)
+        assert self._live(self._tail, end).all(), "an id was pushed twice"
+        self._tail = end
         self.count += n
 
     def remove(self, ids: I64) -> None:
         """Take ids out, wherever they stand."""
-        assert self._own[ids].all(), f"not in the queue: {ids[self._own[ids] == 0][:4]}"
-        self._own[ids] = 0
+        places = self._place[ids]
+        assert places.all(), f"not in the queue: {ids[places == 0][:4]}"
+        marks = np.arange(-len(ids), 0)
+        self._place[ids] = marks
+        assert (self._place[ids] == marks).all(), "an id was removed twice"
+        self._place[ids] = 0
         self.count -= len(ids)
-        head, tail = self._head, self._tail
-        while head < tail and self._own[self._ids[head]] != self._stamps[head]:
-            head += 1
-        self._head = head
+        self._skip_dead()
 
     def peek(self, n: int) -> I64:
         """The first `n` ids (fewer if there are fewer), oldest first; changes nothing."""
@@ -73,8 +75,7 @@ class IdQueue:
         missing, at = min(n, self.count), self._head
         while missing > 0:
             end = min(at + max(2 * missing, 16), self._tail)
-            ids = self._ids[at:end]
-            live = ids[self._own[ids] == self._stamps[at:end]][:missing]
+            live = self._line[at:end][self._live(at, end)][:missing]
             found.append(live.astype(np.int64))
             missing -= len(live)
             at = end
@@ -84,9 +85,25 @@ class IdQueue:
         """All ids, oldest first: the canonical content, for digests."""
         return self.peek(self.count)
 
+    def _live(self, start: int, end: int) -> Bools:
+        """Which places in ``[start, end)`` of the line count."""
+        alive: Bools = self._place[self._line[start:end]] == np.arange(start + 1, end + 1)
+        return alive
+
+    def _skip_dead(self) -> None:
+        """Move the head to the first place that counts; each place is passed once."""
+        look = 16
+        while self._head < self._tail:
+            live = self._live(self._head, min(self._head + look, self._tail))
+            first = int(live.argmax())
+            if live[first]:
+                self._head += first
+                return
+            self._head += len(live)
+            look *= 2
+
     def _compact(self) -> None:
         live = self.ordered()
-        stamps = self._own[live]
-        self._ids[: len(live)] = live
-        self._stamps[: len(live)] = stamps
+        self._line[: len(live)] = live
+        self._place[live] = np.arange(1, len(live) + 1)
         self._head, self._tail = 0, len(live)
