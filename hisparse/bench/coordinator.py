@@ -1,14 +1,26 @@
 """`hisparse bench coordinator`: the scheduler's part of a decode step, events and logging included.
 
-Steady decode of many long requests: every step takes acknowledgements in, grows every request by a
-row, plans, projects the command and accepts the rows; a page is sealed a request every `page_size`
-steps, staggered. The worker is a loopback that acknowledges what it is sent one step later, so that
-only the scheduler is timed. The same steps are run with the log `off`, `ring` and `disk`.
+Steady decode of many long requests. A step takes acknowledgements in, grows every request by a row
+(*allocation*), plans, projects the command and accepts the rows; a page is sealed a request every
+`page_size` steps, staggered, or all in one step (*lockstep*). The worker is a loopback that keeps a
+real acknowledgement stream: a copy is enqueued in the step that brings its command, complete and
+its step retired one later. Only the scheduler is timed; rows are passed as lists, as an engine has
+them.
+
+    step          acknowledgements + planning + command + acceptance
+    beside it     allocation, and hashing with token append (an engine's part, by `kv.prefix`)
+
+The worlds of all cases take turns, so that drift of the machine hits all alike. Tenfold worlds have
+ten times the tokens and the blocks, at the same number of requests.
 """
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,35 +38,66 @@ from hisparse.config import (
 )
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.device.acks import AckStream
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log_open import open_log
-from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, SparseKVOffloadCommand
+from hisparse.fsm.wire import Ack, AckKind, SparseKVOffloadCommand
 from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.kv.prefix import PageHasher
 
 LAYOUT = ModelLayout(row_bytes=656, index_row_bytes=132, index_groups=((0, 1, 2, 3), (4, 5, 6, 7)))
 PAGE_SIZE = 64
 HOST_SLACK = 1.2
+DECODED = 4096  # rows that a request can decode before its world is used up
+STEP_PARTS = ("acknowledgements", "planning", "command", "acceptance")
+PARTS = (*STEP_PARTS, "allocation", "hashing")
 
 
 class Loopback:
-    """Acknowledges every transfer as enqueued at once and completed a step later."""
+    """A rank that does nothing but acknowledge."""
 
     def __init__(self) -> None:
-        self._seq = 0
-        self._queued: list[Ack] = []
-        self._decoder = msgspec.msgpack.Decoder(SparseKVOffloadCommand)
+        self._acks = AckStream(0, 1)
+        self._late: list[Ack] = []
+        self._decode = msgspec.msgpack.Decoder(SparseKVOffloadCommand).decode
 
     def answer(self, meta: bytes) -> KVConnectorOutput:
-        command = self._decoder.decode(meta)
-        acks = self._queued
-        acks += [Ack(AckKind.ENQUEUED, t.transfer, t.epoch) for t in command.transfers]
-        acks.append(Ack(AckKind.RETIRED, command.step))
-        message = Acknowledgements(0, 1, self._seq + 1, tuple(acks))
-        self._seq = message.last_seq
-        self._queued = [Ack(AckKind.COMPLETED, t.transfer, t.epoch) for t in command.transfers]
-        return KVConnectorOutput(msgspec.msgpack.encode((message,)))
+        command = self._decode(meta)
+        self._acks.trim(dict(command.acked).get(0, 0))
+        now = [Ack(AckKind.ENQUEUED, t.transfer, t.epoch) for t in command.transfers]
+        for ack in now + self._late:
+            self._acks.append(ack)
+        self._late = [Ack(AckKind.COMPLETED, t.transfer, t.epoch) for t in command.transfers]
+        self._late.append(Ack(AckKind.RETIRED, command.step))
+        acks = self._acks.pending()
+        return KVConnectorOutput(None if acks is None else msgspec.msgpack.encode((acks,)))
+
+
+class Laps:
+    """Microseconds that each part of a step took, by the clock and of the CPU."""
+
+    def __init__(self) -> None:
+        self.wall_us = dict.fromkeys(PARTS, 0.0)
+        self.cpu_us = dict.fromkeys(PARTS, 0.0)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        cpu, start = time.thread_time_ns(), time.perf_counter_ns()
+        yield
+        self.wall_us[name] += (time.perf_counter_ns() - start) / 1000
+        self.cpu_us[name] += (time.thread_time_ns() - cpu) / 1000
+
+    def part_us(self, part: str) -> float:
+        return self.wall_us[part]
+
+    def step_us(self) -> float:
+        """The coordinator's part of the step."""
+        return sum(self.wall_us[part] for part in STEP_PARTS)
+
+    def step_cpu_us(self) -> float:
+        return sum(self.cpu_us[part] for part in STEP_PARTS)
 
 
 class Decoding:
@@ -65,15 +108,17 @@ class Decoding:
         tokens: context length at the start.
         gpu_blocks: size of the pool.
         log: where events go.
+        lockstep: all requests seal their pages in the same step, else evenly over the steps.
     """
 
-    def __init__(self, requests: int, tokens: int, gpu_blocks: int, log: LogConfig) -> None:
-        decoded = 4096
+    def __init__(
+        self, requests: int, tokens: int, gpu_blocks: int, log: LogConfig, lockstep: bool = False
+    ) -> None:
         self.chunk = min(8192, tokens + PAGE_SIZE)
-        probe = self._config(requests, tokens + decoded, gpu_blocks, 1.0, log)
+        probe = self._config(requests, tokens + DECODED, gpu_blocks, 1.0, log)
         pages = requests * probe.max_pages * HOST_SLACK
         self.config = self._config(
-            requests, tokens + decoded, gpu_blocks, pages * probe.host_page_bytes / GIB, log
+            requests, tokens + DECODED, gpu_blocks, pages * probe.host_page_bytes / GIB, log
         )
         self.log = open_log(
             log, Codec(EVENT_TYPES), stream="scheduler", config_json=self.config.model_dump_json()
@@ -82,8 +127,10 @@ class Decoding:
         self.connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator)
         self.worker = Loopback()
         self.output = KVConnectorOutput()
+        self.hasher = PageHasher(PAGE_SIZE)
         self._hash = 0
-        self._prefill(requests, tokens, tokens + decoded)
+        self._tails: list[list[int]] = [[] for _ in range(requests)]  # tokens of the open page
+        self._prefill(requests, tokens, tokens + DECODED, lockstep)
 
     def _config(
         self, requests: int, tokens: int, gpu_blocks: int, host_gib: float, log: LogConfig
@@ -105,46 +152,60 @@ class Decoding:
         self._hash += 1
         return self._hash.to_bytes(16, "big")
 
-    def _prefill(self, requests: int, tokens: int, longest: int) -> None:
+    def _prefill(self, requests: int, tokens: int, longest: int, lockstep: bool) -> None:
         for i in range(requests):
-            # Staggered, so that pages are sealed evenly over the steps.
-            length = tokens + i % PAGE_SIZE
+            length = tokens + (0 if lockstep else i % PAGE_SIZE)
             hashes = [self._next_hash() for _ in range(length // PAGE_SIZE)]
             self.coordinator.arrive(f"r{i}", length, longest, hashes)
         rows = self.coordinator.state.rows
         while (rows.computed < tokens).any():
-            self.step(prefill=True)
+            self.step()
             if self.coordinator.state.waiting:
                 raise ConfigError(
                     f"gpu_blocks={self.config.pools.gpu_blocks} cannot hold {requests} requests of "
                     f"{longest} tokens at once: use more"
                 )
 
-    def step(self, prefill: bool = False) -> float:
-        """One scheduler step; returns the seconds of the scheduler's part."""
-        start = time.perf_counter()
-        coordinator = self.coordinator
-        self.connector.update_connector_output(self.output)
-        coordinator.admit_waiting()
-        columns = coordinator.state.rows
+    def step(self) -> Laps:
+        """One scheduler step, and what its parts took."""
+        coordinator, columns, laps = self.coordinator, self.coordinator.state.rows, Laps()
+        with laps.part("acknowledgements"):
+            self.connector.update_connector_output(self.output)
+        with laps.part("planning"):
+            coordinator.admit_waiting()
         live = np.flatnonzero(columns.live)
         left = columns.prompt[live] - columns.computed[live]
-        wanted = np.where(left > 0, np.minimum(left, self.chunk), 1)
-        granted = np.array(coordinator.grow(live.tolist(), wanted.tolist()))
-        rows, counts = live[granted > 0].tolist(), granted[granted > 0].tolist()
-        step = coordinator.plan_step(rows, counts)
-        meta = self.connector.build_connector_meta()
-        middle = time.perf_counter()
+        rows, wanted = live.tolist(), np.clip(left, 1, self.chunk).tolist()
+        with laps.part("allocation"):
+            granted = coordinator.grow(rows, wanted)
+        batch = [(row, count) for row, count in zip(rows, granted, strict=True) if count]
+        rows, counts = [row for row, _ in batch], [count for _, count in batch]
+        with laps.part("planning"):
+            step = coordinator.plan_step(rows, counts)
+        with laps.part("command"):
+            meta = self.connector.build_connector_meta()
         assert meta is not None
         self.output = self.worker.answer(meta)
-        hashes = [
-            (row, self._next_hash())
-            for row, count in zip(rows, counts, strict=True)
-            if not prefill and (int(columns.computed[row]) + count) % PAGE_SIZE == 0
-        ]
-        resumed = time.perf_counter()
-        coordinator.rows_computed(step, rows, counts, hashes)
-        return middle - start + time.perf_counter() - resumed
+        with laps.part("hashing"):
+            hashes = self._append_tokens(rows, counts)
+        with laps.part("acceptance"):
+            coordinator.rows_computed(step, rows, counts, hashes)
+        return laps
+
+    def _append_tokens(self, rows: list[int], counts: list[int]) -> list[tuple[int, bytes]]:
+        """A token for each decoded row; the hashes of the pages that these complete."""
+        computed, hashes = self.coordinator.state.rows.computed[rows].tolist(), []
+        for row, count, start in zip(rows, counts, computed, strict=True):
+            if count > 1:
+                continue  # a prompt's tokens and hashes came with the request
+            tail = self._tails[row]
+            tail.append(start)
+            if (start + 1) % PAGE_SIZE == 0:
+                parent = self.coordinator.state.request_of(row).hashes[-1]
+                page = ([0] * PAGE_SIZE + tail)[-PAGE_SIZE:]
+                hashes.append((row, self.hasher.extend(parent, page)[0]))
+                tail.clear()
+        return hashes
 
 
 def bench_coordinator(
@@ -155,28 +216,48 @@ def bench_coordinator(
     gpu_blocks: int = 200_000,
     steps: int = 256,
     runs: int = 5,
+    tenfold: bool = True,
 ) -> list[Case]:
-    """Microseconds a step with the log `off`, `ring` and `disk`; ratios are against `off`."""
-    modes = {
-        "off": LogConfig(mode="off"),
-        "ring": LogConfig(mode="ring"),
-        "disk": LogConfig(mode="disk", dir=directory),
+    """Microseconds a step, and of its parts; ratios are against the step with the log `ring`."""
+    if steps * runs > DECODED - 2 * PAGE_SIZE:
+        raise ConfigError(
+            f"{steps} steps in {runs} runs: a world has {DECODED - 2 * PAGE_SIZE} steps"
+        )
+    ring, disk = LogConfig(mode="ring"), LogConfig(mode="disk", dir=directory)
+    size = (requests, tokens, gpu_blocks)
+    worlds = {
+        "log ring": Decoding(*size, ring),
+        "log off": Decoding(*size, LogConfig(mode="off")),
+        "log disk": Decoding(*size, disk),
+        "lockstep": Decoding(*size, ring, lockstep=True),
     }
-    worlds = {mode: Decoding(requests, tokens, gpu_blocks, log) for mode, log in modes.items()}
-    samples: dict[str, list[list[float]]] = {mode: [] for mode in modes}
+    if tenfold:
+        worlds["tenfold blocks"] = Decoding(requests, tokens, 10 * gpu_blocks, ring)
+        worlds["tenfold both"] = Decoding(requests, 10 * tokens, 10 * gpu_blocks, ring)
+    for world in worlds.values():
+        for _ in range(PAGE_SIZE):  # the copies of the prefill settle
+            world.step()
+    gc.collect()
+    gc.freeze()  # as serving engines do once they are up: what is long-lived is not scanned again
+    laps: dict[str, list[list[Laps]]] = {name: [] for name in worlds}
     for _ in range(runs):
-        for mode, world in worlds.items():  # interleaved: drift of the machine hits all alike
-            samples[mode].append([1e6 * world.step() for _ in range(steps)])
-    base = summarise("off", samples["off"], "us/step").median
+        for name, world in worlds.items():
+            laps[name].append([world.step() for _ in range(steps)])
     for world in worlds.values():
         world.log.close()
-    name = f"coordinator step, {requests} x {tokens} tokens"
-    return [
-        summarise(
-            f"{name}, log {mode}",
-            samples[mode],
-            "us/step",
-            {"off": summarise(mode, samples[mode], "us/step").median / base},
-        )
-        for mode in modes
-    ]
+    return _cases(f"{requests} x {tokens} tokens", laps)
+
+
+def _cases(size: str, laps: dict[str, list[list[Laps]]]) -> list[Case]:
+    def case(name: str, world: str, figure: Callable[[Laps], float], base: float = 0.0) -> Case:
+        samples = [[figure(lap) for lap in run] for run in laps[world]]
+        made = summarise(f"{name}, {size}", samples, "us/step")
+        return msgspec.structs.replace(made, ratios={"ring": made.median / (base or made.median)})
+
+    ring = case("", "log ring", Laps.step_us).median
+    cpu_ring = case("", "log ring", Laps.step_cpu_us).median
+    cases = [case(f"coordinator step, {world}", world, Laps.step_us, ring) for world in laps]
+    cases += [case(f"its CPU time, {world}", world, Laps.step_cpu_us, cpu_ring) for world in laps]
+    for part in PARTS:
+        cases.append(case(f"part: {part}", "log ring", partial(Laps.part_us, part=part), ring))
+    return cases

@@ -34,12 +34,13 @@ def bench() -> None:
 @click.option("--tokens", type=click.IntRange(64), default=32_768, show_default=True)
 @click.option("--gpu-blocks", type=click.IntRange(2), default=200_000, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--tenfold/--no-tenfold", default=True, help="Also ten times the tokens and blocks.")
 @_runs
 @_json
 def coordinator(
-    requests: int, tokens: int, gpu_blocks: int, steps: int, runs: int, json: bool
+    requests: int, tokens: int, gpu_blocks: int, steps: int, tenfold: bool, runs: int, json: bool
 ) -> None:
-    """The scheduler's part of a steady decode step, with the log off, ring and disk.
+    """The scheduler's part of a steady decode step: by log, at ten times the size, and by part.
 
     Example: hisparse bench coordinator --requests 64
     """
@@ -53,6 +54,7 @@ def coordinator(
             gpu_blocks=gpu_blocks,
             steps=steps,
             runs=runs,
+            tenfold=tenfold,
         )
 
     _report(measure, json)
