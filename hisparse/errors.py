@@ -8,6 +8,7 @@ HiSparseError
 ├── InvariantViolation   a named invariant that does not hold
 ├── ProtocolError        a command or acknowledgement out of order between scheduler and worker
 ├── LogError             a log that cannot be written, read or trusted
+├── LogDamage            a place of a log that damage, or events its writer dropped, lie before
 ├── DeviceError          a backend that is missing, refused or failed
 └── UsageError           a call that the library's contract forbids at that point
 """
@@ -78,6 +79,10 @@ class ProtocolError(HiSparseError):
 
 class LogError(HiSparseError):
     """A log cannot be written, read or trusted; the message names segment, offset and seq."""
+
+
+class LogDamage(LogError):
+    """Damage, or events that a writer dropped, lie before what was asked for: it is lost."""
 
 
 class DeviceError(HiSparseError):

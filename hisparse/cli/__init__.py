@@ -2,6 +2,7 @@
 
 Owns      argument syntax and exit codes: 0 fine, 1 a violation or loss was found, 2 the call or its
           input cannot be used, 3 recovered with loss. No verb ends in a traceback for bad input.
+          Long data is paged, on a terminal only.
 Needs     click. Torch is imported inside `run`, so that log verbs work on a machine without it.
 """
 
@@ -12,6 +13,7 @@ import click
 from hisparse import __version__
 from hisparse.cli.bench import bench
 from hisparse.cli.check import check
+from hisparse.cli.completion import completion
 from hisparse.cli.diff import diff
 from hisparse.cli.errors import OneLineGroup
 from hisparse.cli.export import export
@@ -25,14 +27,15 @@ from hisparse.cli.why import why
 
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hisparse")
-def cli() -> None:
+@click.option("--no-pager", is_flag=True, help="Never page long output; as with NO_PAGER set.")
+def cli(no_pager: bool) -> None:
     """HiSparse local KV offload, as an event-sourced state machine.
 
     Example: hisparse run --requests 8
     """
 
 
-for command in (run, log, replay, check, why, diff, trace, bench, export, shrink):
+for command in (run, log, replay, check, why, diff, trace, bench, export, shrink, completion):
     cli.add_command(command)
 
 

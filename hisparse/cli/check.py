@@ -1,19 +1,21 @@
 """`hisparse check`: every invariant that a log can show, after every event. No torch, no GPU.
 
 Reads the scheduler's stream, and each rank's stream for the order of its device accesses. Prints
-the witness of each violation. Exits 0 if all holds, 1 for a violation or damage, 3 for a torn tail.
+the witness of each violation. Exits 0 if all holds; 1 for a violation, damage, or dropped events,
+behind which nothing is checked; 3 for a torn tail.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hisparse.cli.errors import LOSS, VIOLATION, say
-from hisparse.cli.opening import History, lost, open_history
+from hisparse.cli.errors import VIOLATION
+from hisparse.cli.losses import dropped, lost, told, worst
+from hisparse.cli.opening import DIRECTORY, History, open_history
+from hisparse.cli.output import emit, emit_json
 from hisparse.fsm.audit import CHECKED, NOT_CHECKED, Audit
 from hisparse.fsm.clocks import RankOrder
 from hisparse.fsm.describe import as_dict
@@ -25,34 +27,30 @@ WITNESSES = 10  # violations whose witness is searched for
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@DIRECTORY
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(directory: Path, as_json: bool) -> int:
     """Check the log in DIRECTORY and print what does not hold, with the events that show it.
 
-    Exits 1 for a violation or for damage, 3 for a torn tail.
+    Exits 1 for a violation, damage or dropped events, 3 for a torn tail.
 
     Example: hisparse check runs/one --json
     """
     history = open_history(directory)
     report = audit(history)
-    click.echo(json.dumps(report, indent=2) if as_json else as_text(report))
-    if report["violations"] or report["unordered"]:
-        return VIOLATION
-    if history.log.gaps:
-        say(f"lost: {history.log.gaps[0]}; what follows was not checked")
-        return VIOLATION
-    worst = 0
-    for loss in (history.loss, *history.rank_losses.values()):
-        if loss is not None:
-            say(f"{'recovered with loss' if loss.torn else 'lost'}: {loss}")
-            worst = LOSS if loss.torn and worst != VIOLATION else VIOLATION
-    return worst
+    if as_json:
+        emit_json(report)
+    else:
+        emit(as_text(report))
+    code = told(history.loss, history.gaps, crossed=0)
+    of_ranks = (told(loss, of=name) for name, loss in history.rank_losses.items())
+    violated = report["violations"] or report["unordered"]
+    return worst(code, *of_ranks, VIOLATION if violated else 0)
 
 
 def audit(history: History) -> dict[str, Any]:
-    """The report: keys `events`, `segments`, `lost`, `checked`, `not_checked`, `violations` and
-    `unordered` are stable."""
+    """The report: keys `events`, `segments`, `lost`, `gaps`, `checked`, `not_checked`,
+    `violations` and `unordered` are stable."""
     made = Audit(history.config)
     state = made.state
     ranks = [
@@ -74,7 +72,8 @@ def audit(history: History) -> dict[str, Any]:
     return {
         "events": made.events,
         "segments": history.segments,
-        "lost": lost(history.loss) if gap is None else as_dict(made.events + 1, gap),
+        "lost": lost(history.loss),
+        "gaps": dropped(history.gaps),
         "recounts": made.recounts,
         "checked": list(CHECKED),
         "not_checked": [{"invariant": i.name, "where": i.where} for i in NOT_CHECKED],

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from hisparse.cli.completion import places
+from hisparse.cli.losses import dropped, lost, worst
 from hisparse.cli.opening import History, open_history
+from hisparse.cli.output import emit, emit_json
 from hisparse.fsm.describe import as_dict
 from hisparse.fsm.diff import Difference, config_differences, differences, divergence
-from hisparse.fsm.events import Event
-from hisparse.fsm.state import digest
+from hisparse.fsm.state import State, digest
 
 SHOWN = 20  # differing ids printed; JSON has them all
-Point = tuple[History, int]
+
+
+class Point(NamedTuple):
+    """A place of a log, as it was given, and the state there."""
+
+    history: History
+    where: str
+    state: State
 
 
 @click.command()
-@click.argument("first", metavar="DIR[@PLACE]")
-@click.argument("second", metavar="DIR[@PLACE]")
+@click.argument("first", metavar="DIR[@PLACE]", shell_complete=places)
+@click.argument("second", metavar="DIR[@PLACE]", shell_complete=places)
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
 def diff(first: str, second: str, as_json: bool) -> int:
     """Print the first event at which two logs part, and the difference of their states. A PLACE is
     SEQ, step:N or last; with one directory twice, the states at its two places are compared.
 
-    Example: hisparse diff runs/one@step:40 runs/two@step:40
+    Exits 0 whether they differ or not; 1 where damage, 3 where a torn tail or dropped events hide
+    a part of a log.
+
+    Example: hisparse diff runs/one@step:9 runs/one@step:12
     """
     points = (_point(first), _point(second))
     report = compare(*points)
-    click.echo(json.dumps(report, indent=2) if as_json else as_text(report))
-    return 0
+    if as_json:
+        emit_json(report)
+    else:
+        emit(as_text(report))
+    return worst(*(_told(p) for p in points))
 
 
 def _point(text: str) -> Point:
@@ -41,28 +54,26 @@ def _point(text: str) -> Point:
     if not at or Path(text).is_dir():
         name, where = text, "last"
     history = open_history(Path(name))
-    return history, history.seq_at(where)
+    return Point(history, where, history.state_at(where, read=True))
 
 
-def _upto(point: Point) -> Iterator[tuple[int, Event]]:
-    history, last = point
-    for seq, event in history.known():
-        if seq > last:
-            return
-        yield seq, event
+def _told(point: Point) -> int:
+    of = str(point.history.directory)
+    return point.history.told(point.where, crossed=point.state.seq, of=of)
 
 
 def compare(first: Point, second: Point) -> dict[str, Any]:
-    """The report: `equal`, `at`, `config`, `divergence`, `differences`."""
-    states = [history.state_at(seq) for history, seq in (first, second)]
-    parted = divergence(_upto(first), _upto(second))
+    """The report: `equal`, `at`, `config`, `divergence`, `differences`, `lost`, `gaps`."""
+    points = (first, second)
+    states = [point.state for point in points]
+    parted = divergence(*(p.history.known(1, p.state.seq) for p in points))
     found = list(differences(*states))
     digests = [digest(state) for state in states]
     return {
         "equal": parted is None and digests[0] == digests[1],
-        "at": [first[1], second[1]],
+        "at": [state.seq for state in states],
         "state_digests": digests,
-        "config": config_differences(first[0].config, second[0].config),
+        "config": config_differences(first.history.config, second.history.config),
         "divergence": None
         if parted is None
         else {
@@ -71,6 +82,8 @@ def compare(first: Point, second: Point) -> dict[str, Any]:
             "second": None if parted.second is None else as_dict(parted.seq, parted.second),
         },
         "differences": [_as_json(difference) for difference in found],
+        "lost": [lost(point.history.loss) for point in points],
+        "gaps": [dropped(point.history.gaps) for point in points],
     }
 
 

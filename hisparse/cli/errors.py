@@ -1,13 +1,16 @@
 """Errors at the edge of the command line: one line on stderr, and an exit code that says what kind.
 
 exit    what went wrong
-1       a rule of the library was broken: an invariant, an illegal transition, a stale epoch
+1       a rule of the library was broken: an invariant, an illegal transition, a stale epoch; or
+        damage in a log hides what was asked for
 2       the call, its files or its sizes cannot be used; the message says what would do
 130     interrupted
+141     whoever read stdout closed it (`| head`)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -19,12 +22,14 @@ from hisparse.errors import (
     HiSparseError,
     IllegalTransition,
     InvariantViolation,
+    LogDamage,
     ProtocolError,
     StaleEpoch,
 )
 
 VIOLATION, USAGE, LOSS = 1, 2, 3
-_BROKEN_RULES = (IllegalTransition, InvariantViolation, ProtocolError, StaleEpoch)
+READER_GONE = 141  # as a shell has it for SIGPIPE
+_FOUND = (IllegalTransition, InvariantViolation, LogDamage, ProtocolError, StaleEpoch)
 
 
 def say(message: str) -> None:
@@ -38,6 +43,15 @@ class OneLineGroup(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False
         sys.exit(self._code(*args, **extra))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # `| head` has seen enough; click would exit with 1
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
 
     def _code(self, *args: Any, **extra: Any) -> int:
         try:
@@ -60,7 +74,7 @@ class OneLineGroup(click.Group):
             return USAGE
         except HiSparseError as error:
             say(f"error: {error}")
-            return VIOLATION if isinstance(error, _BROKEN_RULES) else USAGE
+            return VIOLATION if isinstance(error, _FOUND) else USAGE
         except MemoryError as error:
             say(f"error: not enough memory ({error}): ask for smaller pools")
             return USAGE

@@ -1,14 +1,13 @@
 """`hisparse export`: a log in another tool's format. No torch; the log is only read.
 
 Data goes to OUT, or (jsonl) to stdout. A file appears whole or not at all, for its owner only.
-Exits 0; 1 for damage or what the writer dropped, 3 for a torn tail: what was readable is exported.
+Exits 0; 1 for damage, or for dropped events that a trace cannot cross; 3 for a torn tail or dropped
+events: what was readable is exported.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +16,10 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import click
 
-from hisparse.cli.errors import LOSS, VIOLATION, say
-from hisparse.cli.opening import History, lost, open_history
+from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.losses import dropped, lost, told, worst
+from hisparse.cli.opening import DIRECTORY, History, open_history
+from hisparse.cli.output import emit, emit_json
 from hisparse.errors import HiSparseError, UsageError
 from hisparse.export import jsonl, parquet, perfetto
 from hisparse.fsm.log_history import STREAM
@@ -28,7 +29,7 @@ FORMATS = ("jsonl", "parquet", "perfetto")
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@DIRECTORY
 @click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="The format.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--stream", default=STREAM, show_default=True, help="scheduler, or rank-N.")
@@ -64,7 +65,7 @@ def export(
     if form == "perfetto" and stream != STREAM:
         raise UsageError("a perfetto trace holds all streams: leave --stream out")
     if out is None:
-        jsonl.write(history.read(1, stream), sys.stdout)
+        emit(jsonl.lines(history.read(1, stream)))
         return _ended(history, stream)
     error = None
     with writing(out, text=form == "jsonl") as file:
@@ -73,9 +74,9 @@ def export(
         else:
             report = {"events": _rows(history, form, stream, file)}
     loss = history.loss if stream == STREAM else history.rank_losses.get(stream)
-    report = {"format": form, "out": str(out), "stream": stream} | report | {"lost": lost(loss)}
+    report = {"format": form, "out": str(out), "stream": stream} | report
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        emit_json(report | {"lost": lost(loss), "gaps": dropped(history.gaps)})
     else:
         say(f"{out}: {report['events']} events")
     if error is not None:
@@ -115,15 +116,8 @@ def _ended(history: History, stream: str) -> int:
     """The exit code, after a word on what the log lacks."""
     losses = {STREAM: history.loss} if stream == STREAM else {}
     losses |= history.rank_losses
-    worst = 0
-    if stream == STREAM and history.log.gaps:
-        say(f"lost: {history.log.gaps[0]}")
-        worst = VIOLATION
-    for loss in losses.values():
-        if loss is not None:
-            say(f"{'recovered with loss' if loss.torn else 'lost'}: {loss}")
-            worst = LOSS if loss.torn and worst != VIOLATION else VIOLATION
-    return worst
+    gaps = history.gaps if stream == STREAM else []
+    return worst(told(None, gaps), *(told(loss, of=name) for name, loss in losses.items()))
 
 
 @contextmanager

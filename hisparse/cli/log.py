@@ -1,17 +1,15 @@
 """`hisparse log`: look into a log, follow it, repair it, compress it. No torch, no GPU.
 
-exit    what was found
-0       nothing amiss
-1       damage: an intact event lies behind bytes that are not
-2       no log there, or a call that cannot be used
-3       a torn tail, or events that the writer dropped: what is there was recovered with that loss
+Exit codes: `hisparse.cli.losses`; 2 where there is no log. `info` reads every event of a stream,
+`cat` those in its range, `tail` the last ones: each says what is lacking there.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,13 @@ import click
 import msgspec
 
 from hisparse.cli import log_cat
-from hisparse.cli.errors import LOSS, VIOLATION, say
+from hisparse.cli.completion import KINDS, kind_names
+from hisparse.cli.errors import say
 from hisparse.cli.log_recover import compact, recover
-from hisparse.cli.output import table
-from hisparse.errors import LogError
+from hisparse.cli.losses import dropped, lost, told
+from hisparse.cli.opening import DIRECTORY
+from hisparse.cli.output import emit, emit_json, table
+from hisparse.errors import LogDamage
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.events import EVENT_TYPES, RequestArrived, StepPlanned
@@ -32,7 +33,6 @@ from hisparse.fsm.log_reader import DiskReader
 POLL_S = 0.1
 NAMES = {cls.__struct_config__.tag: cls.__name__ for cls in EVENT_TYPES}
 
-_directory = click.argument("directory", type=click.Path(path_type=Path))
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _stream = click.option(
     "--stream", default=STREAM, show_default=True, help="Which log below DIRECTORY: rank-0, …"
@@ -47,23 +47,17 @@ def log() -> None:
     """
 
 
-def _told(history: LogHistory) -> int:
-    """Say on stderr what is missing; returns the exit code for it."""
-    for gap in history.gaps:
-        say(f"recovered with loss: {gap}")
-    loss = history.loss
-    if loss is not None:
-        say(f"{'recovered with loss' if loss.torn else 'loss found'}: {loss}")
-        if not loss.torn:
-            return VIOLATION
-    return LOSS if history.gaps or loss is not None else 0
+def _undamaged(texts: Iterable[str]) -> Iterator[str]:
+    """`texts` up to damage, which the history then knows, and `told` says."""
+    with suppress(LogDamage):
+        yield from texts
 
 
 # -- info -----------------------------------------------------------------------------------------
 
 
 @log.command()
-@_directory
+@DIRECTORY
 @_stream
 @_json
 def info(directory: Path, stream: str, as_json: bool) -> int:
@@ -74,21 +68,20 @@ def info(directory: Path, stream: str, as_json: bool) -> int:
     Example: hisparse log info runs/one --json
     """
     history = LogHistory.open(directory, stream=stream)
-    report, damage = describe(history)
-    click.echo(json.dumps(report, indent=2) if as_json else table(_grouped(report)))
-    code = _told(history)
-    if damage and code != VIOLATION:
-        say(f"loss found: {damage}")
-        return VIOLATION
-    return code
+    report = describe(history)
+    if as_json:
+        emit_json(report)
+    else:
+        emit(table(_grouped(report)))
+    return told(history.loss, history.gaps)
 
 
-def describe(history: LogHistory) -> tuple[dict[str, Any], str]:
-    """`log info --json`, and what damage was met on the way ("": none)."""
+def describe(history: LogHistory) -> dict[str, Any]:
+    """`log info --json`."""
     kinds: Counter[str] = Counter()
-    damage, first_step, last_step, seq = "", None, None, history.first_seq - 1
+    first_step, last_step, seq = None, None, history.first_seq - 1
     codec = Codec(EVENT_TYPES)
-    try:
+    with suppress(LogDamage):
         for seq, kind, body in history.frames(history.first_seq):  # noqa: B007
             kinds[NAMES.get(kind, f"kind-{kind}")] += 1
             if kind == StepPlanned.__struct_config__.tag:
@@ -96,10 +89,8 @@ def describe(history: LogHistory) -> tuple[dict[str, Any], str]:
                 assert isinstance(event, StepPlanned)
                 last_step = event.step
                 first_step = event.step if first_step is None else first_step
-    except LogError as error:
-        damage = str(error)
     config = history.config
-    report = {
+    return {
         "events": sum(kinds.values()),
         "first_seq": history.first_seq,
         "last_seq": seq,
@@ -109,9 +100,8 @@ def describe(history: LogHistory) -> tuple[dict[str, Any], str]:
         "steps": {"first": first_step, "last": last_step},
         "requests": kinds[RequestArrived.__name__],
         "kinds": dict(kinds.most_common()),
-        "gaps": [msgspec.structs.asdict(gap) for gap in history.gaps],
-        "lost": None if history.loss is None else msgspec.structs.asdict(history.loss),
-        "damage": damage or None,
+        "gaps": dropped(history.gaps),
+        "lost": lost(history.loss),
         "schema_digest": history.header.schema_digest,
         "config": {
             "gpu_blocks": config.pools.gpu_blocks,
@@ -125,7 +115,6 @@ def describe(history: LogHistory) -> tuple[dict[str, Any], str]:
             "ranks": config.ranks,
         },
     }
-    return report, damage
 
 
 def _grouped(report: dict[str, Any]) -> dict[str, dict[str, object]]:
@@ -147,9 +136,16 @@ def _grouped(report: dict[str, Any]) -> dict[str, dict[str, object]]:
 
 
 @log.command()
-@_directory
+@DIRECTORY
 @_stream
-@click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Events of this name.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=kind_names,
+    help="Events of this name.",
+)
 @click.option("--block", "blocks", multiple=True, type=int, help="Events on this GPU block.")
 @click.option("--host-page", "pages", multiple=True, type=int, help="Events on this host page.")
 @click.option("--transfer", "transfers", multiple=True, type=int, help="Events on this transfer.")
@@ -177,29 +173,31 @@ def cat(
 
     Example: hisparse log cat runs/one --block 17 --step 3..9
     """
-    unknown = [kind for kind in kinds if kind not in log_cat.KINDS and not kind.startswith("kind-")]
+    unknown = [kind for kind in kinds if kind not in KINDS and not kind.startswith("kind-")]
     if unknown:
-        raise click.UsageError(f"--kind {unknown[0]}: known are {', '.join(log_cat.KINDS)}")
+        raise click.UsageError(f"--kind {unknown[0]}: known are {', '.join(KINDS)}")
     history = LogHistory.open(directory, stream=stream)
     first, last = log_cat.bounds(history, seqs, steps)
     if wide:
         if kinds or pages or transfers or requests:
             raise click.UsageError("--wide takes --block, --seq and --step only")
         say(", ".join(f"{letter} {state.name}" for state, letter in log_cat.LETTERS.items()))
-        for text in log_cat.wide(history, list(blocks), first, last, as_json=as_json):
-            click.echo(text)
-        return _told(history)
-    chosen = log_cat.Filter(kinds, blocks, pages, transfers, requests)
-    for seq, event in log_cat.events(history, chosen, first, last):
-        click.echo(log_cat.line(seq, event, as_json=as_json))
-    return _told(history)
+        texts = log_cat.wide(history, list(blocks), first, last, as_json=as_json)
+    else:
+        chosen = log_cat.Filter(kinds, blocks, pages, transfers, requests)
+        found = log_cat.events(history, chosen, first, last)
+        texts = (log_cat.line(seq, event, as_json=as_json) for seq, event in found)
+    emit(_undamaged(texts))
+    to_end = seqs[1] is None and steps[1] is None
+    crossed = [gap for gap in history.gaps if gap.last_seq >= first]
+    return told(history.loss, crossed, at=None if to_end else last)
 
 
 # -- tail -----------------------------------------------------------------------------------------
 
 
 @log.command()
-@_directory
+@DIRECTORY
 @_stream
 @click.option("-n", "count", type=click.IntRange(0), default=10, show_default=True)
 @click.option("-f", "--follow", is_flag=True, help="Go on as the log grows, until interrupted.")
@@ -211,10 +209,12 @@ def tail(directory: Path, stream: str, count: int, follow: bool, as_json: bool) 
     """
     history = LogHistory.open(directory, stream=stream)
     start = max(history.first_seq, history.last_seq + 1 - count)
-    for seq, event in history.read(start):
-        click.echo(log_cat.line(seq, event, as_json=as_json))
+    lines = (log_cat.line(seq, e, as_json=as_json) for seq, e in history.read(start))
     if not follow:
-        return _told(history)
+        emit(_undamaged(lines))
+        return told(history.loss, [gap for gap in history.gaps if gap.last_seq >= start])
+    for line in lines:
+        click.echo(line)
     reader = DiskReader(directory / stream, Codec(EVENT_TYPES))
     with LogCursor(reader, history.last_seq) as cursor:
         while True:

@@ -16,12 +16,7 @@ import msgspec
 
 from hisparse.errors import LogError
 from hisparse.fsm.codec import LoggedEvent, UnknownEvent
-from hisparse.fsm.events import (
-    EVENT_TYPES,
-    RequestAdmitted,
-    RequestDrained,
-    StepPlanned,
-)
+from hisparse.fsm.events import RequestAdmitted, RequestDrained, StepPlanned
 from hisparse.fsm.history import names_id
 from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.machines import BlockState
@@ -42,7 +37,6 @@ LETTERS = {
     BlockState.CACHED: "k",
     BlockState.QUARANTINED: "Q",
 }
-KINDS = sorted(cls.__name__ for cls in EVENT_TYPES)
 
 
 class RangeType(_ParamType):

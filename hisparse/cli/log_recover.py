@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,17 @@ import click
 import msgspec
 
 from hisparse.cli.errors import LOSS, VIOLATION, say
-from hisparse.cli.output import table
+from hisparse.cli.opening import DIRECTORY
+from hisparse.cli.output import emit, emit_json, table
 from hisparse.errors import LogError
 from hisparse.fsm.log_repair import compact_stream, recover_stream, streams
 from hisparse.fsm.log_salvage import Salvage, rewrite
 
-_directory = click.argument("directory", type=click.Path(path_type=Path))
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.command()
-@_directory
+@DIRECTORY
 @click.option(
     "--salvage",
     "out",
@@ -53,7 +52,10 @@ def recover(directory: Path, out: Path | None, as_json: bool) -> int:
         name: {"last_seq": done["last_seq"], "events": done["events"], "lost": len(done["lost"])}
         for name, done in report.items()
     }
-    click.echo(json.dumps({"streams": report}, indent=2) if as_json else table(shown))
+    if as_json:
+        emit_json({"streams": report})
+    else:
+        emit(table(shown))
     return code
 
 
@@ -90,7 +92,7 @@ def _salvaged(directory: Path, out: Path, name: str) -> dict[str, Any]:
 
 
 @click.command()
-@_directory
+@DIRECTORY
 @_json
 def compact(directory: Path, as_json: bool) -> int:
     """Compress every segment but the last of each stream below DIRECTORY.
@@ -101,5 +103,8 @@ def compact(directory: Path, as_json: bool) -> int:
     for text in itertools.chain.from_iterable(one.failed for one in done.values()):
         say(f"loss found: {text}")
     report = {name: msgspec.structs.asdict(one) for name, one in done.items()}
-    click.echo(json.dumps({"streams": report}, indent=2) if as_json else table(report))
+    if as_json:
+        emit_json({"streams": report})
+    else:
+        emit(table(report))
     return VIOLATION if any(one.failed for one in done.values()) else 0

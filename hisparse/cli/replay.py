@@ -6,68 +6,51 @@ header of its first segment. It never writes: a torn tail stays where it is and 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from hisparse.cli.errors import LOSS, say
-from hisparse.cli.output import table
-from hisparse.config import HiSparseConfig
-from hisparse.errors import LogError
-from hisparse.fsm.log_history import LogHistory
-from hisparse.fsm.log_reader import Loss
+from hisparse.cli.losses import dropped, lost
+from hisparse.cli.opening import DIRECTORY, PLACE, History, open_history
+from hisparse.cli.output import emit, emit_json, table
 from hisparse.fsm.machines import BlockRole, BlockState, PageState
 from hisparse.fsm.state import State, digest
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--at", "where", default="last", help="SEQ, step:N or last.", show_default=True)
+@DIRECTORY
+@PLACE
 @click.option("--watch", "watched", help="block=N, page=N, request=ID or transfer=N.")
 @click.option("--json", "as_json", is_flag=True, help="Print the state as JSON.")
 def replay(directory: Path, where: str, watched: str | None, as_json: bool) -> int:
     """Fold the log in DIRECTORY and print the state that it amounts to, at its end or --at a place.
     With --watch, print instead each event that changed that id, and what it changed.
 
-    Exits 3 if the log ends in a torn tail: what is printed is the state before it. Exits 3 too
-    if its writer had to drop events: the state is then taken up at the snapshot behind them.
+    Exits 3 if the log ends in a torn tail (what is printed is the state before it), or if its
+    writer dropped events and the state is taken up at a snapshot behind them; 1 if damage or
+    dropped events hide the end: what is printed is the last state that can be known.
 
-    Example: hisparse replay runs/one --json
+    Example: hisparse replay runs/one --at step:9 --json
     """
-    from hisparse.cli.replay_at import replay_at, replay_watch
+    from hisparse.cli.replay_watch import replay_watch
 
     if watched is not None:
         return replay_watch(directory, watched, where, as_json)
-    state, loss = fold_directory(directory) if where == "last" else replay_at(directory, where)
-    report = describe(state, loss)
-    click.echo(json.dumps(report, indent=2) if as_json else table(grouped(report)))
-    missing = [*LogHistory.open(directory).gaps, *([] if loss is None else [loss])]
-    for one in missing:
-        say(f"recovered with loss: {one}")
-    return LOSS if missing else 0
+    history = open_history(directory)
+    state = history.state_at(where)
+    report = describe(state, history)
+    if as_json:
+        emit_json(report)
+    else:
+        emit(table(grouped(report)))
+    return history.told(where, crossed=state.seq)
 
 
-def fold_directory(directory: Path) -> tuple[State, Loss | None]:
-    """The state at the end of the log in `directory`, and the torn tail, if there is one.
-
-    Raises LogError for damage, and as `LogHistory.open` and `LogHistory.state_at` do.
-    """
-    history = LogHistory.open(directory)
-    if history.loss is not None and not history.loss.torn:
-        raise LogError(str(history.loss))
-    return history.state_at(history.last_seq), history.loss
-
-
-def read_config(directory: Path) -> HiSparseConfig:
-    """The configuration in the header of the log's first segment. Raises LogError."""
-    return LogHistory.open(directory).config
-
-
-def describe(state: State, loss: Loss | None) -> dict[str, Any]:
-    """`replay --json`. `seq`, `state_digest`, `pools`, `requests` and `transfers` are stable."""
+def describe(state: State, history: History) -> dict[str, Any]:
+    """`replay --json`. `seq`, `state_digest`, `pools`, `requests`, `transfers`, `lost` and `gaps`
+    are stable."""
     rows = state.rows
     requests = [
         {
@@ -105,20 +88,11 @@ def describe(state: State, loss: Loss | None) -> dict[str, Any]:
         "events": state.seq,
         "step": state.step,
         "state_digest": digest(state),
-        "lost": None if loss is None else _lost(loss),
+        "lost": lost(history.loss),
+        "gaps": dropped(history.gaps),
         "pools": _pools(state),
         "requests": requests,
         "transfers": transfers,
-    }
-
-
-def _lost(loss: Loss) -> dict[str, Any]:
-    return {
-        "segment": loss.segment,
-        "offset": loss.offset,
-        "expected_seq": loss.expected_seq,
-        "lost_bytes": loss.lost_bytes,
-        "reason": loss.reason,
     }
 
 

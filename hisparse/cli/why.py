@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from hisparse.cli.opening import open_history
+from hisparse.cli.completion import ids
+from hisparse.cli.losses import dropped, lost
+from hisparse.cli.opening import DIRECTORY, PLACE, open_history
+from hisparse.cli.output import emit, emit_json
 from hisparse.fsm.describe import as_dict
 from hisparse.fsm.watch import target
 from hisparse.fsm.why import explain
@@ -16,22 +18,24 @@ KINDS = {"block": "block", "host-page": "page", "request": "request", "transfer"
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@DIRECTORY
 @click.argument("kind", type=click.Choice(list(KINDS)))
-@click.argument("ident", metavar="ID")
-@click.option("--at", "where", default="last", help="SEQ, step:N or last.", show_default=True)
+@click.argument("ident", metavar="ID", shell_complete=ids)
+@PLACE
 @click.option("--json", "as_json", is_flag=True, help="Print the chain as JSON.")
 def why(directory: Path, kind: str, ident: str, where: str, as_json: bool) -> int:
     """Print the chain of events that led to the state of ID, newest first, each above its cause.
 
-    Example: hisparse why runs/one host-page 17 --at step:9201
+    Exits 1 where damage, 3 where a torn tail or dropped events hide a part of it.
+
+    Example: hisparse why runs/one host-page 7 --at step:20
     """
     wanted = target(KINDS[kind], ident)
     history = open_history(directory)
-    at, config = history.seq_at(where), history.config
+    at, config = history.read_to(where), history.config
     links = explain(
         wanted,
-        history.known,
+        lambda seq: history.known(seq, at),
         at,
         page_size=config.pools.page_size,
         index_pages=config.index_pages_per_block,
@@ -41,9 +45,9 @@ def why(directory: Path, kind: str, ident: str, where: str, as_json: bool) -> in
             {"depth": link.depth, "text": link.text, "event": as_dict(link.seq, link.event)}
             for link in links
         ]
-        click.echo(json.dumps({"kind": kind, "id": ident, "at": at, "chain": chain}, indent=2))
-        return 0
-    for link in links:
-        lead = "  " * link.depth + ("because " if link.depth else "")
-        click.echo(f"{link.seq:>8}  {lead}{link.text}")
-    return 0
+        missing = {"lost": lost(history.loss), "gaps": dropped(history.gaps)}
+        emit_json({"kind": kind, "id": ident, "at": at, "chain": chain} | missing)
+    else:
+        leads = ("  " * link.depth + ("because " if link.depth else "") for link in links)
+        emit(f"{link.seq:>8}  {lead}{link.text}" for link, lead in zip(links, leads, strict=True))
+    return history.told(where)

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from hisparse.export.record import records
 from hisparse.fsm.codec import LoggedEvent
 
 
-def write(events: Iterable[tuple[int, LoggedEvent]], out: TextIO) -> int:
-    """Write `events` to `out`, a line each; returns how many."""
-    count = 0
+def lines(events: Iterable[tuple[int, LoggedEvent]]) -> Iterator[str]:
+    """`events`, a line each."""
     for r in records(events):
         line = {
             "seq": r.seq,
@@ -24,6 +23,13 @@ def write(events: Iterable[tuple[int, LoggedEvent]], out: TextIO) -> int:
             "cause": r.cause,
             "fields": r.fields,
         }
-        out.write(json.dumps(line, separators=(",", ":")) + "\n")
+        yield json.dumps(line, separators=(",", ":"))
+
+
+def write(events: Iterable[tuple[int, LoggedEvent]], out: TextIO) -> int:
+    """Write `events` to `out`, a line each; returns how many."""
+    count = 0
+    for line in lines(events):
+        out.write(line + "\n")
         count += 1
     return count

@@ -7,7 +7,7 @@ Needs     a `Disk`; for states, the configuration in the first segment's header.
 Edges     all that is read is checked, and damage in it raises; what a seek jumps over is not looked
           at. `verify` reads everything. A snapshot that is damaged, ahead of the log, or not of
           its seq is skipped: the fold begins at an earlier one, or at the first event.
-Crash     reads only. `last_seq` and `loss` are as of `open`.
+Crash     reads only. `last_seq` is as of `open`; `loss` too, or it is the damage last met.
 
     seg 1        seg 2        seg 3               snapshots    ^ at 100, ^ at 200
     |1 .. 90     |91 .. 180   |181 .. 240|torn    state_at(230): restore 200, fold 201..230
@@ -23,7 +23,7 @@ import msgspec
 from pydantic import ValidationError
 
 from hisparse.config import HiSparseConfig, config_error
-from hisparse.errors import HiSparseError, InvariantViolation, LogError
+from hisparse.errors import HiSparseError, InvariantViolation, LogDamage, LogError
 from hisparse.fsm.codec import Codec, Frame, LoggedEvent, SegmentHeader, UnknownEvent
 from hisparse.fsm.events import EVENT_TYPES, LogGap, StepPlanned
 from hisparse.fsm.fold import evolve
@@ -37,6 +37,15 @@ from hisparse.fsm.state import State
 
 STREAM = "scheduler"
 _STEP_KIND = StepPlanned.__struct_config__.tag
+
+
+def check_directory(directory: Path) -> None:
+    """Raises LogError for what is no directory, or one of the streams inside of a log."""
+    if not directory.is_dir():
+        what = "not a directory" if directory.exists() else "no such directory"
+        raise LogError(f"{directory}: {what}; give the one that --log wrote to")
+    if any(directory.glob("*.seg*")):
+        raise LogError(f"{directory} is one stream of a log: give the directory that it lies in")
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
@@ -68,11 +77,13 @@ class LogHistory:
     def open(cls, directory: Path, *, stream: str = STREAM, disk: Disk | None = None) -> LogHistory:
         """The log of `stream` below `directory`. Raises LogError where there is none to read."""
         disk = disk or OsDisk()
-        if not directory.is_dir():
-            raise LogError(f"{directory}: no such directory; give the one that --log wrote to")
+        check_directory(directory)
         path = directory / stream
         numbers = segment_numbers(disk, path) if path.is_dir() else []
         if not numbers:
+            there = sorted({path.parent.name for path in directory.glob("*/*.seg*")})
+            if there:
+                raise LogError(f"{directory} has no stream {stream!r}, but {', '.join(there)}")
             raise LogError(f"{directory} holds no log: {stream}/00000001.seg is missing")
         index: list[SegmentInfo] = []
         first: SegmentHeader | None = None
@@ -83,7 +94,7 @@ class LogHistory:
                 segment.close()
                 if isinstance(header, str):
                     if first is None:
-                        raise LogError(f"{directory}: {name} is damaged: {header}")
+                        raise LogDamage(f"{directory}: {name} is damaged: {header}")
                     continue  # reading comes by it, and says so
                 first = first or header
                 index.append(
@@ -119,35 +130,47 @@ class LogHistory:
         ]
 
     # -- reading ----------------------------------------------------------------------------------
-    def frames(self, from_seq: int = 1) -> Iterator[Frame]:
-        """(seq, kind, body) from `from_seq` to `last_seq`. Raises LogError at damage."""
+    def frames(self, from_seq: int = 1, upto: int | None = None) -> Iterator[Frame]:
+        """(seq, kind, body) of seqs in ``[from_seq, upto]``, or to `last_seq`. Raises LogDamage for
+        damage before that, which `loss` then names."""
         if not self.first_seq <= from_seq <= self.last_seq + 1:
-            raise LogError(f"seq {from_seq} is not in the log: {self.first_seq}..{self.last_seq}")
+            raise self._not_there(f"seq {from_seq}")
+        last = self.last_seq if upto is None else min(upto, self.last_seq)
+        if from_seq > last:
+            return
         walk = self._walk(from_seq)
         try:
             while found := walk.frames():
                 for frame in found:
-                    if frame[0] > self.last_seq:
+                    if frame[0] > last:
                         return
                     yield frame
+                if found[-1][0] == last:
+                    return
             if walk.next_seq <= self.last_seq and walk.loss is not None:
-                raise LogError(str(walk.loss))
+                self.loss = walk.loss
+                raise LogDamage(str(walk.loss))
         except OSError as error:
             raise LogError(f"cannot read {self.directory.parent}: {error.strerror}") from error
         finally:
             walk.close()
 
-    def read(self, from_seq: int = 1) -> Iterator[tuple[int, LoggedEvent]]:
-        """(seq, event) from `from_seq` to `last_seq`. Raises LogError at damage."""
-        for seq, kind, body in self.frames(from_seq):
+    def read(self, from_seq: int = 1, upto: int | None = None) -> Iterator[tuple[int, LoggedEvent]]:
+        """(seq, event) of seqs in ``[from_seq, upto]``, or to `last_seq`. Raises as `frames`."""
+        for seq, kind, body in self.frames(from_seq, upto):
             yield seq, self._decode(seq, kind, body)
 
-    def verify(self) -> int:
-        """Read every frame; returns how many there are. Raises LogError at damage."""
-        return sum(1 for _ in self.frames(self.first_seq))
+    def verify(self, upto: int | None = None) -> int:
+        """Read all frames, or those up to a seq; returns how many. Raises LogDamage as `frames`."""
+        return sum(1 for _ in self.frames(self.first_seq, upto))
+
+    def check_seq(self, seq: int) -> None:
+        """Raises LogError for a seq that the log does not have (0: before the first)."""
+        if not 0 <= seq <= self.last_seq:
+            raise self._not_there(f"seq {seq}")
 
     def seq_of_step(self, step: int) -> int:
-        """Seq of the StepPlanned of `step`. Raises LogError if the log has no such step."""
+        """Seq of the StepPlanned of `step`. Raises as `state_at` if the log has no such step."""
         low, high = self.first_seq, self.last_seq + 1  # it lies in [low, high)
         while low < high:
             middle = (low + high) // 2
@@ -158,7 +181,13 @@ class LogHistory:
                 high = middle
             else:
                 low = seq + 1
-        raise LogError(f"step {step} is not in the log")
+        raise self._not_there(f"step {step}")
+
+    def _not_there(self, what: str) -> LogError:
+        """The error for a place that the log lacks."""
+        if self.loss is not None and not self.loss.torn:
+            return LogDamage(f"{what} is not in the log, as far as it can be read: {self.loss}")
+        return LogError(f"{what} is not in the log: seqs {self.first_seq} to {self.last_seq} are")
 
     def _step_from(self, seq: int) -> tuple[int, int]:
         """(seq, step) of the first StepPlanned at or after `seq`; (-1, 0) if there is none."""
@@ -173,17 +202,14 @@ class LogHistory:
     def state_at(self, seq: int) -> State:
         """The state after event `seq` (0: before the first).
 
-        Raises LogError for a seq that the log does not have or that a gap hides, for damage on the
-        way, and for an event that this version does not know; InvariantViolation ``replay_equal``
-        for events that contradict the state.
+        Raises LogDamage for a seq that damage or a gap hides, LogError for one that the log does
+        not have and for an event that this version does not know; InvariantViolation
+        ``replay_equal`` for events that contradict the state.
         """
-        if not 0 <= seq <= self.last_seq:
-            raise LogError(f"seq {seq} is not in the log: {self.first_seq}..{self.last_seq}")
+        self.check_seq(seq)
         state = self._nearest(seq)
         if state.seq < seq:
-            for at, event in self.read(state.seq + 1):
-                if at > seq:
-                    break
+            for at, event in self.read(state.seq + 1, seq):
                 self.apply(state, at, event)
         return state
 
@@ -204,7 +230,7 @@ class LogHistory:
         if isinstance(event, UnknownEvent):
             raise LogError(f"event {seq} has kind {event.kind}, which this version does not know")
         if isinstance(event, LogGap):
-            raise LogError(
+            raise LogDamage(
                 f"the writer dropped seqs {event.after_seq + 1} to {seq} ({event.reason}): the "
                 "state is unknown from there to the next snapshot"
             )

@@ -18,6 +18,7 @@ import msgspec
 from hisparse.errors import LogError
 from hisparse.fsm.codec import SegmentHeader
 from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_history import check_directory
 from hisparse.fsm.log_reader import Loss
 from hisparse.fsm.log_seal import seal
 from hisparse.fsm.log_segment import segment_numbers
@@ -47,8 +48,7 @@ class Compaction(msgspec.Struct, frozen=True):
 def streams(directory: Path) -> list[str]:
     """Names of the streams below `directory`. Raises LogError where there is none."""
     disk = OsDisk()
-    if not directory.is_dir():
-        raise LogError(f"{directory}: no such directory; give the one that --log wrote to")
+    check_directory(directory)
     found = sorted(p.name for p in directory.iterdir() if p.is_dir() and segment_numbers(disk, p))
     if not found:
         raise LogError(f"{directory} holds no log: no folder in it has a 00000001.seg")

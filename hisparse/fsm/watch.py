@@ -48,7 +48,7 @@ def target(what: str, ident: str) -> Target:
     """Raises UsageError for no kind of target, and for an id that is no number."""
     if what not in WHATS:
         raise UsageError(f"{what!r} cannot be watched: give one of {', '.join(WHATS)}")
-    if what != "request" and not ident.isdigit():
+    if what != "request" and not ident.isdecimal():
         raise UsageError(f"{what} {ident!r} is not a number")
     return Target(what, ident)
 

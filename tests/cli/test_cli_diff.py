@@ -82,6 +82,6 @@ def test_it_is_printed_in_words(one):
 
 
 def test_a_place_that_is_not_there_is_refused(one, tmp_path):
-    assert "beyond the log" in error_of(call("diff", f"{one}@99999", one))
+    assert "is not in the log" in error_of(call("diff", f"{one}@99999", one))
     assert "no such directory" in error_of(call("diff", one, tmp_path / "gone"))
     assert json.loads(call("diff", one, one, "--json").stdout)["equal"]

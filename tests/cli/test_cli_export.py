@@ -144,7 +144,7 @@ def test_a_torn_tail_and_damage_are_said_after_what_was_readable(directory, clea
     damaged[len(data) // 2] ^= 1
     segment.write_bytes(damaged)
     result = call("export", directory, "--to", "jsonl")
-    assert result.exit_code == 1 and "lost: " in result.stderr
+    assert result.exit_code == 1 and "loss found: " in result.stderr
     assert 0 < len(result.stdout.splitlines()) < len(clean[1])
 
 

@@ -110,13 +110,14 @@ def test_damage_anywhere_is_exit_1_of_info(segmented):
     damage(sorted((segmented / "scheduler").glob("*.seg"))[2])
     result = call("log", "info", segmented, "--json")
     assert result.exit_code == 1 and "damage in 00000003.seg" in result.stderr
-    assert "00000003.seg" in json.loads(result.stdout)["damage"]
+    assert "00000003.seg" in json.loads(result.stdout)["lost"]["segment"]
 
 
 def test_the_stream_of_a_rank_can_be_asked_for(recorded):
     report = report_of(call("log", "info", recorded[0], "--stream", "rank-0", "--json"))
     assert report["kinds"]["WorkerOpened"] == 1
-    assert "holds no log" in error_of(call("log", "info", recorded[0], "--stream", "rank-9"))
+    refused = error_of(call("log", "info", recorded[0], "--stream", "rank-9"))
+    assert "has no stream 'rank-9', but rank-0, scheduler" in refused
 
 
 def test_a_run_takes_a_snapshot_every_so_many_events(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_case import SMALL, call, call_process, error_of, report_of
 
-from hisparse.cli.replay import read_config
+from hisparse.cli.opening import open_history
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log_disk import DiskLog
@@ -89,13 +89,17 @@ def test_the_middle_of_a_run_shows_requests_and_transfers(copy):
     assert call("replay", directory).exit_code == 3
 
 
-def test_damage_before_the_tail_is_refused(copy):
+def test_damage_before_the_tail_is_exit_1_and_the_state_that_before_it(copy):
     directory, segment = copy
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    line = error_of(call("replay", directory))
-    assert "damage in 00000001.seg at offset" in line and "seq" in line
+    result = call("replay", directory, "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1 and report["seq"] == report["lost"]["expected_seq"] - 1
+    assert "damage in 00000001.seg at offset" in result.stderr
+    line = error_of(call("replay", directory, "--at", report["seq"] + 1), 1)
+    assert "as far as it can be read: damage in" in line
 
 
 def test_a_broken_header_is_refused(copy):
@@ -103,7 +107,7 @@ def test_a_broken_header_is_refused(copy):
     data = bytearray(segment.read_bytes())
     data[40] ^= 1
     segment.write_bytes(data)
-    assert "00000001.seg" in error_of(call("replay", directory))
+    assert "00000001.seg" in error_of(call("replay", directory), 1)
 
 
 def test_no_log_there(tmp_path):
@@ -112,13 +116,13 @@ def test_no_log_there(tmp_path):
     (tmp_path / "scheduler").mkdir()
     assert "holds no log" in error_of(call("replay", tmp_path))
     (tmp_path / "scheduler" / "00000001.seg").write_bytes(b"something else altogether")
-    assert "00000001.seg" in error_of(call("replay", tmp_path))
+    assert "00000001.seg" in error_of(call("replay", tmp_path), 1)
 
 
 def test_events_that_contradict_the_state_are_a_violation(tmp_path, recorded):
     """Intact frames in an impossible order: the run's own log, its first events left out."""
     codec = Codec(EVENT_TYPES)
-    config = read_config(recorded[0]).model_dump_json()
+    config = open_history(recorded[0]).config.model_dump_json()
     log = DiskLog(tmp_path / "scheduler", codec, clock=lambda: 0.0, config_json=config)
     for seq, event in DiskReader(recorded[0] / "scheduler", codec):
         if seq > 4:

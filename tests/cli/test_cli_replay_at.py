@@ -43,7 +43,11 @@ def test_a_step_is_the_seq_that_planned_it(directory, clean):
 
 @pytest.mark.parametrize(
     "where,text",
-    [("1000000", "beyond the log"), ("step:99999", "not in the log"), ("soon", "give SEQ, step:N")],
+    [
+        ("1000000", "is not in the log"),
+        ("step:99999", "not in the log"),
+        ("soon", "give SEQ, step:N"),
+    ],
 )
 def test_a_place_that_is_not_in_the_log_is_refused(directory, where, text):
     assert text in error_of(call("replay", directory, "--at", where))
