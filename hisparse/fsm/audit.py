@@ -13,7 +13,7 @@ counts the rest. An event that cannot be folded is a violation with the name of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 from hisparse.config import HiSparseConfig
 from hisparse.fsm.codec import UnknownEvent
@@ -28,6 +28,7 @@ from hisparse.fsm.state import State
 
 RECOUNT_EVENTS = 2000
 CHECKED = (*RUN_CHECKS, *STATE_CHECKS)
+_COUNTED = (StepPlanned, RowsComputed)  # events that count rows
 NOT_CHECKED = tuple(i for i in INVARIANTS if i.name not in CHECKED)
 
 
@@ -54,7 +55,8 @@ class Audit:
         if isinstance(event, UnknownEvent):
             text = f"kind {event.kind} is not one that this version knows"
             return self._stop(Violation("UnknownEvent", seq, text))
-        if self._absurd(event):
+        counted = isinstance(event, _COUNTED)
+        if counted and self._absurd(event):
             text = f"{type(event).__name__} counts more rows than a request can have"
             return self._stop(Violation("ValueError", seq, text))
         for violation in self._judge(seq, event):
@@ -62,14 +64,14 @@ class Audit:
         try:
             self._watch.before(event)
             evolve(self.state, event, seq)
-            faults = list(self._watch.after())
+            faults = self._watch.after()
         except Exception as error:  # ids and lengths of a foreign log may be anything
             return self._stop(Violation(type(error).__name__, seq, _cannot(event, error)))
         for violation in self._unjudged:  # the fold takes an event that a check could not judge
             self._tell(violation)
         for fault in faults:
             self._tell(Violation(*fault))
-        if isinstance(event, StepPlanned) and self.events >= self._next_recount:
+        if counted and self.events >= self._next_recount and isinstance(event, StepPlanned):
             self._recount()
         return True
 
@@ -87,30 +89,29 @@ class Audit:
         self._stopped = True
         return False
 
-    def _absurd(self, event: Event) -> bool:
+    def _absurd(self, event: Any) -> bool:
         """Whether a check that walks over the rows of a step would not end in reasonable time."""
-        if not isinstance(event, StepPlanned | RowsComputed):
-            return False
         most = self.state.config.schedule.max_model_len
         counts = (*event.counts, *getattr(event, "starts", ()))
         return any(not 0 <= count <= most for count in counts)
 
-    def _judge(self, seq: int, event: Event) -> Iterator[Violation]:
+    def _judge(self, seq: int, event: Event) -> list[Violation]:
         """Every check of the run. A check that raises met an event that names what the log never
         spoke of: as a rule the fold says so in the next moment; where it does not, `take` does."""
         self._unjudged = []
         try:
-            yield from self._checker.event(seq, event)
+            return self._checker.event(seq, event)
         except Exception:
+            found = []
             for name, check in RUN_CHECKS.items():
                 try:
-                    found = list(check(self._checker.run, event))
+                    found += [
+                        Violation(name, seq, text) for text in check(self._checker.run, event)
+                    ]
                 except Exception as error:
                     text = f"cannot be judged: {_cannot(event, error)}"
                     self._unjudged.append(Violation(name, seq, text))
-                    continue
-                for text in found:
-                    yield Violation(name, seq, text)
+            return found
 
     def _recount(self) -> None:
         self._next_recount = self.events + self._every

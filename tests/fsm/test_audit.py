@@ -289,6 +289,6 @@ def test_a_check_that_raises_on_an_event_that_folds_is_told(monkeypatch) -> None
 
     monkeypatch.setitem(run_checks.RUN_CHECKS, "settle_once", broken)
     audit = Audit(small_config())
-    assert audit.take(1, ev.Tick(0, 5))
+    assert audit.take(1, ev.TransferFailed(0, 0, ()))
     (found,) = audit.violations
     assert found.invariant == "settle_once" and "cannot be judged" in found.message

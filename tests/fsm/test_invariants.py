@@ -12,6 +12,7 @@ from hisparse.errors import InvariantViolation
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.invariants import INVARIANTS, Checker, Violation
+from hisparse.fsm.invariants.checker import JUDGED
 from hisparse.fsm.invariants.run import RUN_CHECKS
 from hisparse.fsm.invariants.state import STATE_CHECKS
 from hisparse.fsm.machines import BlockRole, BlockState, BlockTrigger, PageState, PageTrigger
@@ -565,6 +566,16 @@ def test_a_clean_run_has_no_violation(seed, write_back):
     assert all(times > 50 for times in checker.checked.values())
     counts = coordinator.metrics.counts
     assert counts["spills"] and counts["pages_published"] and counts["prefix_hit_pages"]
+
+
+@pytest.mark.parametrize("name", RUN_CHECKS)
+def test_an_invariant_does_not_look_at_kinds_that_it_is_not_asked_to_judge(name):
+    """`Checker` asks it about no others; without a run, one that looked would raise."""
+    others = [kind for kind in ev.EVENT_TYPES if kind not in JUDGED[name]]
+    assert others and JUDGED[name]
+    for kind in others:
+        event = kind(*[(1,)] * len(kind.__struct_fields__))
+        assert list(RUN_CHECKS[name](None, event)) == []
 
 
 def test_the_first_violation_is_raised_with_its_seq():
