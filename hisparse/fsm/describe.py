@@ -68,6 +68,8 @@ def _parts(event: object) -> Iterator[str]:
             continue
         if name == "epoch" and "request" in names:
             continue
+        if value == -1 and getattr(event, "rows", ()):
+            continue  # of several rows: each is named
         if name == "request" and "epoch" in names:
             epoch = getattr(event, "epoch", 0)
             yield f"{value}/{epoch}"

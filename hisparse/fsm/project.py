@@ -46,14 +46,22 @@ class Projection:
         self.acked: dict[int, int] = {}
 
     def _set(self, table: Table, row: int, entries: Iterable[int], values: Iterable[int]) -> None:
-        """Table updates, adjacent entries in one."""
-        runs: list[tuple[int, list[int]]] = []
-        for entry, value in sorted(zip(entries, values, strict=True)):
-            if runs and runs[-1][0] + len(runs[-1][1]) == entry:
-                runs[-1][1].append(value)
-            else:
-                runs.append((entry, [value]))
-        self.tables += [TableUpdate(table, row, entry, tuple(run)) for entry, run in runs]
+        self._set_places(table, [(row, entry) for entry in entries], values)
+
+    def _set_places(
+        self, table: Table, places: Iterable[tuple[int, int]], values: Iterable[int]
+    ) -> None:
+        """Table updates at (row, entry), adjacent entries of a row in one."""
+        row, first, run = -1, 0, list[int]()
+        for (at, entry), value in sorted(zip(places, values, strict=True)):
+            if at == row and first + len(run) == entry:
+                run.append(value)
+                continue
+            if run:
+                self.tables.append(TableUpdate(table, row, first, tuple(run)))
+            row, first, run = at, entry, [value]
+        if run:
+            self.tables.append(TableUpdate(table, row, first, tuple(run)))
 
     def _freed(self, blocks: ev.Ints) -> None:
         # A block copied from in this very command is read after the poison would land: leave it.
@@ -75,8 +83,7 @@ class Projection:
             case ev.PrefixLeased():
                 self._set(Table.HOST, e.row, range(len(e.pages)), e.pages)
             case ev.BlocksReserved():
-                entries = range(e.entry, e.entry + len(e.blocks))
-                self._set(Table(e.role), e.row, entries, e.blocks)
+                self._set_places(Table(e.role), e.places(), e.blocks)
             case ev.BlocksAdopted():
                 self._set(Table(e.role), e.row, e.entries, e.blocks)
             case ev.HotLeased():
@@ -124,11 +131,14 @@ class Projection:
 
     def _copy_pages(self, e: ev.TransferPinned) -> None:
         if e.kind is not e.kind.RESTORE:
-            self._set(Table.HOST, e.row, e.entries, e.pages)
-        columns = (e.transfers, e.blocks, e.block_epochs, e.pages, e.page_epochs)
+            places = [(row, entry) for (row, _), entry in zip(e.owners(), e.entries, strict=True)]
+            self._set_places(Table.HOST, places, e.pages)
+        columns = (e.owners(), e.transfers, e.blocks, e.block_epochs, e.pages, e.page_epochs)
         self.transfers += [
-            SparseKVPageTransfer(ident, e.epoch, e.kind, block, block_epoch, page, page_epoch)
-            for ident, block, block_epoch, page, page_epoch in zip(*columns, strict=True)
+            SparseKVPageTransfer(ident, epoch, e.kind, block, block_epoch, page, page_epoch)
+            for (_, epoch), ident, block, block_epoch, page, page_epoch in zip(
+                *columns, strict=True
+            )
         ]
 
     def command(self, worker_epoch: int, from_seq: int, to_seq: int) -> SparseKVOffloadCommand:

@@ -8,7 +8,7 @@ Links come newest first; a cause stands right under what it led to, one level de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from hisparse.fsm.witness import Key, keys_of
 
 EVENTS_TOLD = 12  # that moved the id itself; the newest
 CAUSES_DEEP = 8
+ROWS_NAMED = 4
 NEAR_EVENTS = 24  # after a policy's choice, in which the wait that it led to is looked for
 Read = Callable[[int], Iterator[tuple[int, ev.Event]]]  # the log from a seq on
 _BIRTHS = (ev.BlocksReserved, ev.HotLeased, ev.HostPagesReserved)
@@ -79,7 +80,7 @@ class _Life:
             self._transfers |= {transfer for transfer, at in named if at == ident}
         elif isinstance(event, ev.BlocksReserved) and what == "block":
             at = event.blocks.index(int(self.wanted.ident))
-            self._place = (event.role, event.row, event.entry + at)
+            self._place = (event.role, *event.places()[at])
 
     def _note_write(self, seq: int, event: ev.StepPlanned) -> None:
         if self._place is None or self._place[0] not in self.sizes or not self.events:
@@ -197,20 +198,28 @@ def _transfer_words(
         ends = f"blocks {runs(e.blocks)}", f"host pages {runs(e.pages)}"
         source, to = ends if e.kind is not e.kind.RESTORE else ends[::-1]
         kind = e.kind.name.lower().replace("_", "-")
+        owners = _names((row for row, _ in e.owners()), seq, who)
         return (
             f"a {kind} was planned (transfers {runs(e.transfers)}): pages {runs(e.entries)} of "
-            f"{who(e.row, seq)} from {source} to {to}"
+            f"{owners} from {source} to {to}"
         )
     what = "in its stream" if isinstance(e, ev.TransferEnqueued) else "seen complete"
     last = "the last rank that was waited for" if e.last else "others are still waited for"
     return f"rank {e.rank} has transfers {runs(e.transfers)} {what} ({last})"
 
 
+def _names(rows: Iterable[int], seq: int, who: Who) -> str:
+    """Who holds these rows: the first few, and how many more."""
+    held = list(dict.fromkeys(rows))
+    more = f" and {len(held) - ROWS_NAMED} more" if len(held) > ROWS_NAMED else ""
+    return ", ".join(who(row, seq) for row in held[:ROWS_NAMED]) + more
+
+
 def _lease_words(e: ev.Event, seq: int, who: Who) -> str:
     match e:
         case ev.BlocksReserved():
-            what = e.role.name.lower()
-            return f"{who(e.row, seq)} was given blocks {runs(e.blocks)} as {what} blocks"
+            what, owners = e.role.name.lower(), _names((row for row, _ in e.places()), seq, who)
+            return f"blocks {runs(e.blocks)} were given to {owners} as {what} blocks"
         case ev.BlocksAdopted():
             return f"{who(e.row, seq)} found its prefix in blocks {runs(e.blocks)} and shares them"
         case ev.BlocksEvicted():
@@ -236,7 +245,8 @@ def _lease_words(e: ev.Event, seq: int, who: Who) -> str:
             return f"published host pages {runs(e.pages)} were evicted to be reused"
         case ev.PagesPublished():
             shown = runs(page for page in e.pages if page)
-            return f"host pages {shown} of {who(e.row, seq)} became findable by prefix"
+            owners = _names((row for row, _ in e.places()), seq, who)
+            return f"host pages {shown} of {owners} became findable by prefix"
         case ev.HotWanted():
             return f"{who(e.row, seq)} wants a hot region: it is about to lose resident pages"
         case ev.HotLeased():

@@ -17,6 +17,7 @@ import msgspec
 from hisparse.fsm import events as ev
 from hisparse.fsm.codec import LoggedEvent
 from hisparse.fsm.state import Key
+from hisparse.fsm.witness import OF_ROWS, narrowed
 
 Logged = tuple[int, LoggedEvent]
 _GIVEN = (ev.BlocksReserved, ev.HotLeased, ev.HostPagesReserved)
@@ -63,6 +64,11 @@ class _Rebuilt:
             self._held.pop(event.row, None)
         if key in self._dropped:
             return None
+        if isinstance(event, OF_ROWS) and event.rows:
+            others = {row for row, held in self._held.items() if held not in self._dropped}
+            if others.isdisjoint(event.rows):
+                return None
+            event = narrowed(event, others)
         changed: dict[str, Any] = {}
         match event:
             case ev.RequestArrived():
@@ -77,9 +83,12 @@ class _Rebuilt:
                 kept = tuple(self._transfers[t] for t in event.transfers if t in self._transfers)
                 return msgspec.structs.replace(event, transfers=kept) if kept else None
             case ev.TransferPinned():
-                for ident in event.transfers:
+                owners = zip(event.owners(), event.transfers, strict=True)
+                for (row, _), ident in owners:
                     self._transfers[ident] = len(self._transfers)
-                    self._epoch_of_transfer[ident] = self._request_epoch[self._held[event.row]]
+                    self._epoch_of_transfer[ident] = self._request_epoch[self._held[row]]
+                epochs = tuple(self._request_epoch[self._held[row]] for row in event.rows)
+                changed["request_epochs"] = epochs
         if key is not None and hasattr(event, "epoch"):
             changed["epoch"] = self._request_epoch[key]
         if hasattr(event, "transfers"):

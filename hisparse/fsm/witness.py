@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
+
+import msgspec
 
 from hisparse.config import HiSparseConfig
 from hisparse.fsm import events as ev
@@ -38,6 +40,7 @@ _FIELDS = {
     "failed": "transfer",
     "rows": "row",
 }
+OF_ROWS = (ev.BlocksReserved, ev.TransferPinned, ev.PagesPublished)  # of one row, or of several
 _WORDS = re.compile(r"(host page|page|block|row|transfer)s? (\[[\d, ]+\]|\d+)")
 _BIRTHS: dict[str, tuple[type[ev.Event], ...]] = {
     "block": (ev.BlocksReserved, ev.HotLeased),
@@ -118,12 +121,17 @@ class Chains:
 def _linked(event: ev.Event, named: list[Key]) -> Iterator[Key]:
     """Ids to follow from here on: the copies of a block or page, the request in a row."""
     if isinstance(event, ev.TransferPinned):
-        for ident, block, page in zip(event.transfers, event.blocks, event.pages, strict=False):
+        parts = zip(event.owners(), event.transfers, event.blocks, event.pages, strict=False)
+        for (row, _), ident, block, page in parts:
             if not {("transfer", ident), ("block", block), ("page", page)}.isdisjoint(named):
                 yield "transfer", ident
                 yield "page", page
-                yield "row", event.row
-    elif isinstance(event, ev.BlocksReserved | ev.HotLeased | ev.HostPagesReserved):
+                yield "row", row
+    elif isinstance(event, ev.BlocksReserved):
+        for (row, _), block in zip(event.places(), event.blocks, strict=False):
+            if ("block", block) in named or ("row", row) in named:
+                yield "row", row
+    elif isinstance(event, ev.HotLeased | ev.HostPagesReserved):
         yield "row", event.row
     elif isinstance(event, ev.RequestAdmitted):
         yield "request", (event.request, event.epoch)
@@ -214,26 +222,38 @@ def shows(
     checker = Checker(config)
     rows = {row for word, row in subjects(violation, chain[-1][1]) if word == "row"}
     rows |= {getattr(event, "row", -1) for _, event in chain}
+    last = chain[-1][1]
     try:
         for seq, event in chain[:-1]:
-            if checker.event(seq, _narrowed(event, rows)) and strict:
+            if checker.event(seq, narrowed(event, rows)) and strict:
                 return False
         check = RUN_CHECKS[violation.invariant]
-        return violation.message in list(check(checker.run, _narrowed(chain[-1][1], rows)))
+        return violation.message in [
+            *check(checker.run, narrowed(last, rows)),
+            *(check(checker.run, last) if isinstance(last, OF_ROWS) else ()),
+        ]
     except Exception:  # an event without the one that it needs
         return False
 
 
-def _narrowed(event: ev.Event, rows: set[Any]) -> ev.Event:
-    """A step's event, less the rows that are not in `rows`."""
+def narrowed(event: ev.Event, rows: Collection[Any]) -> ev.Event:
+    """An event of several rows, less the rows that are not in `rows`."""
+    if isinstance(event, OF_ROWS) and event.rows:
+        kept_at = [at for at, row in enumerate(event.rows) if row in rows]
+        columns = {
+            name: tuple(value[at] for at in kept_at)
+            for name in event.__struct_fields__
+            if isinstance(value := getattr(event, name), tuple)
+        }
+        return msgspec.structs.replace(event, **columns)
     if isinstance(event, ev.StepPlanned):
         kept = [
             part
             for part in zip(event.rows, event.starts, event.counts, strict=True)
             if part[0] in rows
         ]
-        columns = tuple(zip(*kept, strict=True)) or ((), (), ())
-        return ev.StepPlanned(event.cause, event.step, *columns)
+        step = tuple(zip(*kept, strict=True)) or ((), (), ())
+        return ev.StepPlanned(event.cause, event.step, *step)
     if isinstance(event, ev.RowsComputed):
         counted = [part for part in zip(event.rows, event.counts, strict=True) if part[0] in rows]
         named = [

@@ -76,8 +76,7 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
         rows = sorted({t.row for t in group})
         yield ev.TransferCompleted(cause, e.rank, last, ints(t.transfer for t in group))
         if last:
-            for row in rows:
-                yield from publish(state, row, cause)
+            yield from publish(state, rows, cause)
 
 
 def _named(state: State, idents: ev.Ints, epochs: ev.Ints) -> list[Transfer]:

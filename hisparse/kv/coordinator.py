@@ -31,7 +31,7 @@ from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, never_fits
 from hisparse.kv.budget import spare
 from hisparse.kv.caches import drop_all, holders
-from hisparse.kv.decision import Decision, T, ints
+from hisparse.kv.decision import I64, Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import reclaim
@@ -58,6 +58,7 @@ class HiSparseCoordinator:
         self.log = log
         self.state = State(config)
         self._broken: Exception | None = None
+        self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
         self.resident = HiSparseResidentManager(self.state)
         self.index = HiSparseIndexManager(self.state)
         self.metrics = Metrics()
@@ -156,11 +157,23 @@ class HiSparseCoordinator:
         at, wanted = validate.growth(self.state, rows, rows_wanted)
         room = held.pages[at] * self.state.page_size - held.computed[at]
         granted: list[int] = np.minimum(room, wanted).tolist()
-        for i in np.flatnonzero(room < wanted).tolist():
+        short = np.flatnonzero(room < wanted)
+        if len(short) and self._run(self._extend(at[short], wanted[short])):
+            granted, short = wanted.tolist(), short[:0]
+        for i in short.tolist():
             row, cause = int(at[i]), self.state.request_of(at[i]).arrived_seq
             granted[i] = self._run(self.resident.grow(row, int(wanted[i]), cause))
             self._run(self.index.grow(row, cause))
         return granted
+
+    def _extend(self, rows: I64, wanted: I64) -> Decision[bool]:
+        """The steady case of growth: decoding rows that filled their pages, and blocks to spare."""
+        if (self.state.rows.computed[rows] < self.state.rows.prompt[rows]).any():
+            return False
+        extended = yield from self.resident.extend(rows, wanted, self._computed_seq)
+        if extended:
+            yield from self.index.extend(rows, self._computed_seq)
+        return extended
 
     def plan_step(self, rows: Rows, counts: Rows) -> int:
         """Fix the rows of the next step; returns its number.
@@ -206,9 +219,10 @@ class HiSparseCoordinator:
         page_size = self.state.page_size
         before = self.state.rows.computed[at] // page_size
         seq = self._record(ev.RowsComputed(0, step, ints(at), ints(accepted), hash_rows, hashes))
+        self._computed_seq = seq
         sealed = before < self.state.rows.computed[at] // page_size
-        for row, first in zip(at[sealed].tolist(), before[sealed].tolist(), strict=True):
-            self._run(seal_pages(self.state, row, first, seq))
+        if sealed.any():
+            self._run(seal_pages(self.state, at[sealed], before[sealed], seq))
 
     def confirmed(self, request: str, epoch: int) -> int:
         """Leading rows of a request that are certain: no step that computed them could read a page

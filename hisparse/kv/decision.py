@@ -18,8 +18,19 @@ from hisparse.fsm.events import Event, Ints
 T = TypeVar("T")
 Decision = Generator[Event, int, T]
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def ints(values: npt.NDArray[np.generic] | Iterable[int]) -> Ints:
     """Any ids as the tuple of plain ints that an event carries (a copy, never a view)."""
     return tuple(values.tolist() if isinstance(values, np.ndarray) else values)
+
+
+def spans(rows: I64, first: I64, end: I64) -> tuple[I64, I64]:
+    """Entries ``[first[i], end[i])`` of each `rows[i]`, flat: (rows, entries)."""
+    counts = end - first
+    if (counts == 1).all():
+        return rows, first
+    starts = np.cumsum(counts) - counts  # where each row's entries begin among all
+    within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+    return np.repeat(rows, counts), np.repeat(first, counts) + within

@@ -11,34 +11,39 @@ from __future__ import annotations
 import numpy as np
 
 from hisparse.fsm import events as ev
-from hisparse.fsm.machines import BlockState, HotState, PageState, PageTrigger
+from hisparse.fsm.machines import BlockState, PageState, PageTrigger
 from hisparse.fsm.state import Key, State
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.budget import window_need
-from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.decision import I64, Bools, Decision, ints, spans
 from hisparse.kv.host_pool import page_epochs
 from hisparse.kv.managers import HiSparseHotManager, HiSparseIndexManager, HiSparseResidentManager
-from hisparse.kv.transfers import pin
+from hisparse.kv.transfers import pin, pin_rows
 
 
-def seal_pages(state: State, row: int, first: int, cause: int) -> Decision[None]:
-    """Pages of `row` from `first` on are whole: seal index blocks, and write back (eager)."""
-    end = int(state.rows.computed[row]) // state.page_size
-    yield from HiSparseIndexManager(state).seal(row, first, end, cause)
+def seal_pages(state: State, rows: I64, first: I64, cause: int) -> Decision[None]:
+    """Pages of `rows[i]` from `first[i]` on are whole: seal index blocks, write back (eager)."""
+    end = state.rows.computed[rows] // state.page_size
+    yield from HiSparseIndexManager(state).seal(rows, first, end, cause)
     if not state.config.offload or state.config.policy.write_back != "eager":
         return
-    entries = _dirty(state, row, end)
-    squeezed = state.request_of(row).hot is HotState.LEASED
-    above = int(state.rows.resident[row] - state.rows.spilling[row] - window_need(state)[row])
-    spilled = len(entries) if squeezed and above >= len(entries) else 0
-    yield from pin(state, TransferKind.SPILL, row, entries[:spilled], cause)
-    yield from pin(state, TransferKind.WRITE_BACK, row, entries[spilled:], cause)
+    again = [i for i, row in enumerate(rows.tolist()) if state.request_of(row).failures]
+    first[again] = 0  # a page whose copy failed is copied again with the next that is sealed
+    rows, entries = spans(rows, first, end)
+    dirty = _is_dirty(state, rows, entries)
+    rows, entries = rows[dirty], entries[dirty]
+    held = state.rows
+    above = (held.resident - held.spilling - window_need(state))[rows]
+    leave = (held.hot[rows] > 0) & (above >= np.bincount(rows, minlength=1)[rows])
+    yield from pin_rows(state, TransferKind.SPILL, rows[leave], entries[leave], cause)
+    yield from pin_rows(state, TransferKind.WRITE_BACK, rows[~leave], entries[~leave], cause)
 
 
-def _dirty(state: State, row: int, end: int) -> I64:
-    """Sealed pages below `end` that exist on the GPU alone and have no copy planned."""
-    table = state.table(Table.RESIDENT)[row, :end]
-    return np.flatnonzero((table != 0) & (state.blocks.state[table] == BlockState.DIRTY))
+def _is_dirty(state: State, rows: I64 | int, entries: I64) -> Bools:
+    """Which of these pages exist on the GPU alone and have no copy planned."""
+    blocks = state.table(Table.RESIDENT)[rows, entries]
+    dirty: Bools = (blocks != 0) & (state.blocks.state[blocks] == BlockState.DIRTY)
+    return dirty
 
 
 def end_request(state: State, key: Key, keep: bool, cause: int) -> Decision[None]:
@@ -49,8 +54,9 @@ def end_request(state: State, key: Key, keep: bool, cause: int) -> Decision[None
         yield ev.RequestDrained(cause, *key, row)
         return
     if keep and state.config.offload:
-        sealed = int(state.rows.computed[row]) // state.page_size
-        yield from pin(state, TransferKind.WRITE_BACK, row, _dirty(state, row, sealed), cause)
+        sealed = np.arange(int(state.rows.computed[row]) // state.page_size)
+        sealed = sealed[_is_dirty(state, row, sealed)]
+        yield from pin(state, TransferKind.WRITE_BACK, row, sealed, cause)
     if request.reserved:
         pages = np.array(request.reserved, dtype=np.int64)
         yield ev.HostPagesReleased(

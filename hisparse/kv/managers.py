@@ -15,7 +15,7 @@ from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table
 from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
 from hisparse.kv.budget import spare, window_unmet
-from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.decision import I64, Decision, ints, spans
 from hisparse.kv.groups import (
     HOT_GROUP,
     INDEX_GROUP,
@@ -49,6 +49,16 @@ class SingleTypeKVCacheManager:
         blocks = yield from take_blocks(self.state, n, cause)
         epochs = next_block_epochs(self.state, blocks)
         yield ev.BlocksReserved(cause, self.role, row, entry, ints(blocks), epochs)
+
+    def reserve_rows(self, rows: I64, first: I64, end: I64, cause: int) -> Decision[None]:
+        """Lease a block for each entry in ``[first[i], end[i])`` of `rows[i]`."""
+        rows, entries = spans(rows, first, end)
+        if len(rows):
+            blocks = yield from take_blocks(self.state, len(rows), cause)
+            epochs = next_block_epochs(self.state, blocks)
+            yield ev.BlocksReserved(
+                cause, self.role, -1, -1, ints(blocks), epochs, ints(rows), ints(entries)
+            )
 
     def release(self, row: int, cause: int) -> Decision[None]:
         """Give back what the ended request holds, tail first: its head is found again longest."""
@@ -91,6 +101,17 @@ class HiSparseResidentManager(SingleTypeKVCacheManager):
             yield from self.reserve(row, have, need, cause)
         return min(rows_wanted, int(state.rows.pages[row]) * page_size - start)
 
+    def extend(self, rows: I64, rows_wanted: I64, cause: int) -> Decision[bool]:
+        """Give places to the next rows of all of `rows` at once, if no page has to leave for it."""
+        held, page_size = self.state.rows, self.state.page_size
+        have = held.pages[rows]
+        end = -(-(held.computed[rows] + rows_wanted) // page_size)
+        beyond = np.maximum(end - have - window_unmet(self.state)[rows], 0)
+        if int(beyond.sum()) > spare(self.state):
+            return False
+        yield from self.reserve_rows(rows, have, end, cause)
+        return True
+
     def _allowed(self, row: int) -> int:
         """Blocks that the row may take now: what it is owed, then what nobody is."""
         free = spare(self.state)
@@ -127,12 +148,19 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
         if need > have:
             yield from self.reserve(row, have, need - have, cause)
 
-    def seal(self, row: int, first_page: int, end_page: int, cause: int) -> Decision[None]:
-        """Pages ``[first_page, end_page)`` became final: blocks that they fill are sealed."""
+    def extend(self, rows: I64, cause: int) -> Decision[None]:
+        """The same for all of `rows` at once."""
+        have = self.state.rows.index[rows].astype(np.int64)
+        need = -(-self.state.rows.pages[rows] // self.state.index_pages_per_block)
+        yield from self.reserve_rows(rows, have, need, cause)
+
+    def seal(self, rows: I64, first_page: I64, end_page: I64, cause: int) -> Decision[None]:
+        """Pages ``[first_page[i], end_page[i])`` of `rows[i]` became final: blocks that they fill
+        are sealed."""
         per_block = self.state.index_pages_per_block
-        entries = np.arange(first_page // per_block, end_page // per_block)
-        if len(entries):
-            blocks = self.blocks(row, entries)
+        rows, entries = spans(rows, first_page // per_block, end_page // per_block)
+        if len(rows):
+            blocks = self.state.table(Table.INDEX)[rows, entries].astype(np.int64)
             blocks = blocks[self.pool.state[blocks] == BlockState.DIRTY]
             if len(blocks):
                 yield ev.BlocksSealed(cause, ints(blocks), block_epochs(self.state, blocks))

@@ -8,29 +8,38 @@ findable under another host page is passed over: one published page a prefix.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from hisparse.fsm.events import PagesPublished
 from hisparse.fsm.machines import PageState
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table
-from hisparse.kv.decision import Decision, ints
+from hisparse.kv.decision import Decision
 from hisparse.kv.host_pool import page_epochs
 
 
-def publish(state: State, row: int, cause: int) -> Decision[None]:
-    """Extend the published prefix of `row` as far as its durable, accepted pages reach."""
-    request = state.request_of(row)
-    first = int(state.rows.published[row])
-    accepted = int(state.rows.confirmed[row]) // state.page_size
-    host = state.table(Table.HOST)[row]
+def publish(state: State, rows: Iterable[int], cause: int) -> Decision[None]:
+    """Extend the published prefix of each of `rows` as far as its durable, accepted pages reach."""
+    host, states = state.table(Table.HOST), state.pages.state
+    places: list[tuple[int, int]] = []
     pages: list[int] = []
-    for page in range(first, min(accepted, len(request.hashes))):
-        if state.pages.state[host[page]] != PageState.COMPLETED:
-            break
-        known = request.hashes[page] in state.prefix
-        pages.append(0 if known else int(host[page]))
-    if pages:
-        at = np.array(pages, dtype=np.int64)
-        hashes = tuple(request.hashes[first : first + len(pages)])
-        yield PagesPublished(cause, row, first, ints(at), page_epochs(state, at), hashes)
+    names: list[bytes] = []
+    fresh: set[bytes] = set()  # two rows may hold equal content
+    for row in rows:
+        request = state.request_of(row)
+        accepted = int(state.rows.confirmed[row]) // state.page_size
+        for entry in range(int(state.rows.published[row]), min(accepted, len(request.hashes))):
+            page, name = int(host[row, entry]), request.hashes[entry]
+            if states[page] != PageState.COMPLETED:
+                break
+            places.append((row, entry))
+            names.append(name)
+            pages.append(0 if name in state.prefix or name in fresh else page)
+            fresh.add(name)
+    if not places:
+        return
+    epochs = page_epochs(state, np.array(pages, dtype=np.int64))
+    found_rows, entries = zip(*places, strict=True)
+    yield PagesPublished(cause, -1, -1, tuple(pages), epochs, tuple(names), found_rows, entries)

@@ -35,3 +35,29 @@ def pin(state: State, kind: TransferKind, row: int, entries: I64, cause: int) ->
         ints(entries), ints(blocks), block_epochs(state, blocks),
         ints(pages), page_epochs(state, pages),
     )  # fmt: skip
+
+
+def pin_rows(
+    state: State, kind: TransferKind, rows: I64, entries: I64, cause: int
+) -> Decision[None]:
+    """The same for several rows at once, to the host: entry `entries[i]` of `rows[i]`."""
+    if not len(rows):
+        return
+    pages: list[int] = []
+    epochs: list[int] = []
+    taken: dict[int, int] = {}
+    for row in rows.tolist():
+        request, at = state.request_of(row), taken.get(row, 0)
+        assert at < len(request.reserved), f"{request.key} has no host page reserved for a copy"
+        pages.append(request.reserved[at])
+        epochs.append(request.epoch)
+        taken[row] = at + 1
+    blocks = state.table(Table.RESIDENT)[rows, entries].astype(np.int64)
+    ranks = (1 << state.config.ranks) - 1
+    first = state.next_transfer
+    yield TransferPinned(
+        cause, kind, -1, -1, ranks, ranks, ints(range(first, first + len(rows))),
+        ints(entries), ints(blocks), block_epochs(state, blocks),
+        tuple(pages), page_epochs(state, np.array(pages, dtype=np.int64)),
+        ints(rows), tuple(epochs),
+    )  # fmt: skip

@@ -58,10 +58,9 @@ def publish_at_enqueue() -> Iterator[None]:
 
     def eager(state, group, cause):
         yield from replace(state, group, cause)
-        for row in sorted({t.row for t in group}):
-            with mock.patch.object(publication, "PageState", EnqueuedIsComplete):
-                found = list(publication.publish(state, row, cause))
-            yield from relay(found)
+        with mock.patch.object(publication, "PageState", EnqueuedIsComplete):
+            found = list(publication.publish(state, sorted({t.row for t in group}), cause))
+        yield from relay(found)
 
     class EnqueuedIsComplete:
         COMPLETED = PageState.ENQUEUED

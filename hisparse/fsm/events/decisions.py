@@ -6,6 +6,13 @@ from hisparse.fsm.events.base import Event, Hashes, Ints
 from hisparse.fsm.machines import BlockRole, BlockTrigger, PageTrigger
 from hisparse.fsm.wire import TransferKind
 
+
+def _places(e: BlocksReserved | PagesPublished, n: int) -> list[tuple[int, int]]:
+    if e.rows:
+        return list(zip(e.rows, e.entries, strict=True))
+    return [(e.row, e.entry + i) for i in range(n)]
+
+
 # -- decisions: requests --------------------------------------------------------------------------
 
 
@@ -51,13 +58,22 @@ class RequestDrained(Event, frozen=True, gc=False, array_like=True, tag=23):
 
 
 class BlocksReserved(Event, frozen=True, gc=False, array_like=True, tag=30):
-    """Blocks leased to `row` as `role`; they become table entries `entry`, `entry` + 1, …"""
+    """Blocks leased to `row` as `role`; they become table entries `entry`, `entry` + 1, …
+
+    Of several rows: block i becomes entry `entries[i]` of `rows[i]`; `row` and `entry` are -1.
+    """
 
     role: BlockRole
     row: int
     entry: int
     blocks: Ints
     epochs: Ints
+    rows: Ints = ()
+    entries: Ints = ()
+
+    def places(self) -> list[tuple[int, int]]:
+        """(row, entry) of each block."""
+        return _places(self, len(self.blocks))
 
 
 class BlocksAdopted(Event, frozen=True, gc=False, array_like=True, tag=31):
@@ -161,13 +177,22 @@ class HostPagesEvicted(Event, frozen=True, gc=False, array_like=True, tag=43):
 
 
 class PagesPublished(Event, frozen=True, gc=False, array_like=True, tag=44):
-    """Pages `entry`, `entry` + 1, … of `row` are findable (page 0: equal content already was)."""
+    """Pages `entry`, `entry` + 1, … of `row` are findable (page 0: equal content already was).
+
+    Of several rows: page i is page `entries[i]` of `rows[i]`; `row` and `entry` are -1.
+    """
 
     row: int
     entry: int
     pages: Ints
     epochs: Ints
     page_hashes: Hashes
+    rows: Ints = ()
+    entries: Ints = ()
+
+    def places(self) -> list[tuple[int, int]]:
+        """(row, page of its request) of each page."""
+        return _places(self, len(self.pages))
 
 
 # -- decisions: transfers -------------------------------------------------------------------------
@@ -178,6 +203,8 @@ class TransferPinned(Event, frozen=True, gc=False, array_like=True, tag=50):
 
     `readers` and `writers` are bit masks of ranks: who reads the source, who writes the
     destination. `epoch` is the request's.
+    Of several rows: copy i is of `rows[i]`, its request's epoch `request_epochs[i]`; `row` and
+    `epoch` are -1.
     """
 
     kind: TransferKind
@@ -191,6 +218,14 @@ class TransferPinned(Event, frozen=True, gc=False, array_like=True, tag=50):
     block_epochs: Ints
     pages: Ints
     page_epochs: Ints
+    rows: Ints = ()
+    request_epochs: Ints = ()
+
+    def owners(self) -> list[tuple[int, int]]:
+        """(row, epoch of its request) of each copy."""
+        if self.rows:
+            return list(zip(self.rows, self.request_epochs, strict=True))
+        return [(self.row, self.epoch)] * len(self.transfers)
 
 
 class TransferEnqueued(Event, frozen=True, gc=False, array_like=True, tag=51):

@@ -74,15 +74,17 @@ def free_blocks(state: State, blocks: I64) -> None:
 
 def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
     blocks, b = ids(e.blocks), state.blocks
+    n = len(blocks)
+    rows = ids(e.rows) if e.rows else np.full(n, e.row)
+    entries = ids(e.entries) if e.rows else np.arange(e.entry, e.entry + n)
     move_blocks(state, blocks, BlockTrigger.reserved)
     raise_epochs("block", b.epoch, blocks, ids(e.epochs))
     b.free.remove(blocks)
     b.role[blocks] = e.role
     b.refs[blocks] = 1
-    _enter(state, e.role, e.row, np.arange(e.entry, e.entry + len(blocks)), blocks)
+    _enter(state, e.role, rows, entries, blocks)
     if e.role is BlockRole.RESIDENT:
-        rows = state.rows
-        rows.pages[e.row] = max(int(rows.pages[e.row]), e.entry + len(blocks))
+        np.maximum.at(state.rows.pages, rows, entries + 1)
 
 
 def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
@@ -93,7 +95,7 @@ def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
     move_blocks(state, cached, BlockTrigger.adopted)
     b.cached.remove(cached)
     b.refs[blocks] += 1
-    _enter(state, e.role, e.row, ids(e.entries), blocks)
+    _enter(state, e.role, np.full(len(blocks), e.row), ids(e.entries), blocks)
     if e.role is BlockRole.INDEX:
         request, per_block = state.request_of(e.row), state.index_pages_per_block
         for entry in e.entries:
@@ -101,11 +103,13 @@ def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
                 register_index_page(state, request, page)
 
 
-def _enter(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -> None:
+def _enter(state: State, role: BlockRole, rows: I64, entries: I64, blocks: I64) -> None:
     table = state.table(Table(role))
-    assert not table[row, entries].any(), f"table {role.name} row {row}: entry given out twice"
-    table[row, entries] = blocks
-    state.used_of(role)[row] += len(blocks)
+    assert not table[rows, entries].any(), (
+        f"table {role.name} rows {np.unique(rows)}: entry given out twice"
+    )
+    table[rows, entries] = blocks
+    np.add.at(state.used_of(role), rows, 1)
 
 
 def _leave(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -> None:

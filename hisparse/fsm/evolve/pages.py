@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hisparse.fsm import events as ev
 from hisparse.fsm.evolve.blocks import I64, check_epochs, ids, move_blocks, raise_epochs
 from hisparse.fsm.evolve.requests import confirm_rows
@@ -94,43 +96,56 @@ def pages_published(state: State, e: ev.PagesPublished, seq: int) -> None:
         if page:
             state.prefix[page_hash] = page
             p.hash_of[page] = page_hash
-    assert state.rows.published[e.row] == e.entry, "publication is gap-free"
-    state.rows.published[e.row] = e.entry + len(e.pages)
+    published = state.rows.published
+    for row, entry in e.places():
+        assert published[row] == entry, "publication is gap-free"
+        published[row] += 1
 
 
 # -- transfers ------------------------------------------------------------------------------------
 
 
 def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
-    blocks, pages, request = ids(e.blocks), ids(e.pages), state.request_of(e.row)
+    blocks, pages, owners = ids(e.blocks), ids(e.pages), e.owners()
     check_epochs("block", state.blocks.epoch, blocks, ids(e.block_epochs))
     check_epochs("host page", state.pages.epoch, pages, ids(e.page_epochs))
     assert e.readers and not e.readers & ~e.writers, "every reading rank writes its own copy"
-    entries = ids(e.entries)
-    resident, host = state.table(Table.RESIDENT)[e.row], state.table(Table.HOST)[e.row]
-    assert (resident[entries] == blocks).all(), "a transfer names the block of another entry"
+    rows, entries = ids(e.rows) if e.rows else np.full(len(blocks), e.row), ids(e.entries)
+    resident, host = state.table(Table.RESIDENT), state.table(Table.HOST)
+    assert (resident[rows, entries] == blocks).all(), "a transfer names the block of another entry"
     if e.kind is TransferKind.RESTORE:
-        assert (host[entries] == pages).all(), "a restore reads another page than the table's"
+        assert (host[rows, entries] == pages).all(), "a restore reads another page than the table's"
         state.pages.refs[pages] += 1
-        state.rows.unsettled[e.row] += len(pages)
+        np.add.at(state.rows.unsettled, rows, 1)
     else:
-        n = len(pages)
-        assert request.reserved[:n] == list(e.pages), "a copy fills the reservation in order"
-        del request.reserved[:n]
+        _fill_reservations(state, e, owners)
         move_blocks(state, blocks, BlockTrigger.pinned)
         move_pages(state, pages, PageTrigger.pinned)
-        host[entries] = pages
+        host[rows, entries] = pages
         if e.kind is TransferKind.SPILL:
-            state.rows.spilling[e.row] += n
-    request.in_flight += len(blocks)
-    parts = (e.transfers, e.entries, e.blocks, e.block_epochs, e.pages, e.page_epochs)
-    for ident, entry, block, block_epoch, page, page_epoch in zip(*parts, strict=True):
+            np.add.at(state.rows.spilling, rows, 1)
+    parts = (owners, e.transfers, e.entries, e.blocks, e.block_epochs, e.pages, e.page_epochs)
+    for (row, epoch), ident, entry, block, block_epoch, page, page_epoch in zip(
+        *parts, strict=True
+    ):
         assert ident == state.next_transfer, "transfer ids count up and are never reused"
         state.next_transfer += 1
+        state.request_of(row).in_flight += 1
         state.transfers[ident] = Transfer(
-            ident, e.epoch, e.kind, e.row, entry, block, block_epoch, page, page_epoch,
+            ident, epoch, e.kind, row, entry, block, block_epoch, page, page_epoch,
             e.readers, e.writers, seq,
         )  # fmt: skip
+
+
+def _fill_reservations(state: State, e: ev.TransferPinned, owners: list[tuple[int, int]]) -> None:
+    """Copies to the host take their pages from the reservations of their requests."""
+    filled: dict[int, list[int]] = {}
+    for (row, _), page in zip(owners, e.pages, strict=True):
+        filled.setdefault(row, []).append(page)
+    for row, pages in filled.items():
+        reserved = state.request_of(row).reserved
+        assert reserved[: len(pages)] == pages, "a copy fills the reservation in order"
+        del reserved[: len(pages)]
 
 
 def _move_transfer(t: Transfer, trigger: TransferTrigger, seq: int) -> None:

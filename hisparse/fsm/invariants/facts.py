@@ -92,7 +92,7 @@ class Run:
     def places(self, e: ev.BlocksReserved | ev.HotLeased) -> list[Place]:
         if isinstance(e, ev.HotLeased):
             return [(BlockRole.HOT, e.row, i) for i in range(len(e.blocks))]
-        return [(e.role, e.row, e.entry + i) for i in range(len(e.blocks))]
+        return [(e.role, row, entry) for row, entry in e.places()]
 
     def written(self, e: ev.StepPlanned) -> list[Place]:
         """The entries that hold the rows of a planned step."""
@@ -143,7 +143,7 @@ class Run:
         for place, block, epoch in zip(self.places(e), e.blocks, e.epochs, strict=True):
             self.block_epoch[block] = epoch
             self._hold(place, block)
-            self.content[block] = (place[0], self.rows[e.row], place[2])
+            self.content[block] = (place[0], self.rows[place[1]], place[2])
 
     def _adopted(self, e: ev.BlocksAdopted) -> None:
         for entry, block in zip(e.entries, e.blocks, strict=True):
@@ -198,26 +198,26 @@ class Run:
             self.copies.pop(writer.ident, None)
 
     def _published(self, e: ev.PagesPublished) -> None:
-        self.rows[e.row].published = e.entry + len(e.pages)
-        for page, page_hash in zip(e.pages, e.page_hashes, strict=True):
+        named = zip(e.places(), e.pages, e.page_hashes, strict=True)
+        for (row, entry), page, page_hash in named:
+            self.rows[row].published = entry + 1
             if page:
                 self.page_hash[page] = page_hash
 
     # -- transfers ------------------------------------------------------------------------------
     def _pinned(self, e: ev.TransferPinned) -> None:
-        rows_end = self.rows[e.row].computed
-        for ident, entry, block, page in zip(
-            e.transfers, e.entries, e.blocks, e.pages, strict=True
-        ):
+        named = zip(e.owners(), e.transfers, e.entries, e.blocks, e.pages, strict=True)
+        for (row, epoch), ident, entry, block, page in named:
+            rows_end = self.rows[row].computed
             copy = Copy(
-                ident, e.kind, e.row, entry, e.epoch, block, page, e.readers, e.writers, rows_end
+                ident, e.kind, row, entry, epoch, block, page, e.readers, e.writers, rows_end
             )
             self.copies[ident] = self.copy_of_block[block] = copy
             if e.kind is TransferKind.RESTORE:
                 self.reads_of_page.setdefault(page, set()).add(ident)
             else:
                 self.page_writer[page] = copy
-                self.host[e.row][entry] = page
+                self.host[row][entry] = page
 
     def _acks(self, e: ev.AcknowledgementsTaken) -> None:
         bit = 1 << e.rank

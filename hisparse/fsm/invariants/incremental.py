@@ -157,8 +157,10 @@ class Incremental:
         elif kind is ev.HostPagesReleased and event.trigger is PageTrigger.abandoned:
             self._count_pages(event.pages, -1)
         changes = _CHANGES.get(kind)
-        if changes is not None and event.row >= 0:
-            self._follow(event.row, changes or (Table(event.role),))
+        if changes is not None:
+            for row in dict.fromkeys(getattr(event, "rows", ()) or (event.row,)):
+                if row >= 0:
+                    self._follow(row, changes or (Table(event.role),))
         if kind is ev.StepPlanned:
             self._name_written(event)
         elif kind in _WHOLE_ROW:

@@ -36,9 +36,10 @@ def spill_before_free(run: Run, e: ev.Event) -> Iterator[str]:
                 held = [place for place in run.holders.get(block, ()) if place[1] == e.row]
                 yield from _overwritten(run, held[0] if held else (BlockRole.INDEX, e.row, -1))
         case ev.TransferPinned() if e.kind is TransferKind.RESTORE:
-            for entry, block, page in zip(e.entries, e.blocks, e.pages, strict=True):
-                yield from _overwritten(run, (BlockRole.RESIDENT, e.row, entry))
-                if run.host.get(e.row, {}).get(entry) != page:
+            named = zip(e.owners(), e.entries, e.blocks, e.pages, strict=True)
+            for (row, _), entry, block, page in named:
+                yield from _overwritten(run, (BlockRole.RESIDENT, row, entry))
+                if run.host.get(row, {}).get(entry) != page:
                     yield f"block {block} is restored from page {page}, no copy of entry {entry}"
 
 
@@ -105,7 +106,7 @@ def complete_before_publish(run: Run, e: ev.Event) -> Iterator[str]:
     """A published page was filled by a copy that every writing rank saw complete."""
     if not isinstance(e, ev.PagesPublished):
         return
-    for entry, page in enumerate(e.pages, e.entry):
+    for (_, entry), page in zip(e.places(), e.pages, strict=True):
         copy = run.page_writer.get(page)
         if not page:
             continue
@@ -123,12 +124,16 @@ def complete_before_publish(run: Run, e: ev.Event) -> Iterator[str]:
 def publish_accepted_only(run: Run, e: ev.Event) -> Iterator[str]:
     """Publication has no gap and ends where accepted rows end; accepted rows were planned."""
     if isinstance(e, ev.PagesPublished):
-        tenant = run.rows[e.row]
-        end = (e.entry + len(e.pages)) * run.page_size
-        if end > tenant.computed:
-            yield f"row {e.row} publishes rows up to {end}, computed {tenant.computed}"
-        if e.entry != tenant.published:
-            yield f"row {e.row} publishes from page {e.entry}, published {tenant.published}"
+        published: dict[int, int] = {}
+        for row, entry in e.places():
+            known = published.get(row, run.rows[row].published)
+            if entry != known:
+                yield f"row {row} publishes from page {entry}, published {known}"
+            published[row] = entry + 1
+        for row, pages in published.items():
+            end, computed = pages * run.page_size, run.rows[row].computed
+            if end > computed:
+                yield f"row {row} publishes rows up to {end}, computed {computed}"
     elif isinstance(e, ev.RowsComputed):
         for row, count in zip(e.rows, e.counts, strict=True):
             end = run.rows[row].computed + count
@@ -156,11 +161,11 @@ def one_content(run: Run, e: ev.Event) -> Iterator[str]:
                 if epoch != run.page_epoch.get(page):
                     yield f"row {e.row} leases host page {page} under epoch {epoch}"
         case ev.PagesPublished():
-            hashes = run.rows[e.row].hashes
-            for entry, (page, name) in enumerate(zip(e.pages, e.page_hashes, strict=True), e.entry):
-                own = run.host.get(e.row, {}).get(entry) == page and page not in run.page_hash
+            for (row, entry), page, name in zip(e.places(), e.pages, e.page_hashes, strict=True):
+                hashes = run.rows[row].hashes
+                own = run.host.get(row, {}).get(entry) == page and page not in run.page_hash
                 if hashes[entry : entry + 1] != [name] or (page and not own):
-                    yield f"host page {page} is published as page {entry} of row {e.row}"
+                    yield f"host page {page} is published as page {entry} of row {row}"
 
 
 def _epochs_rise(what: str, known: dict[int, int], ids: ev.Ints, epochs: ev.Ints) -> Iterator[str]:
