@@ -53,7 +53,9 @@ class SingleTypeKVCacheManager:
     def reserve_rows(self, rows: I64, first: I64, end: I64, cause: int) -> Decision[None]:
         """Lease a block for each entry in ``[first[i], end[i])`` of `rows[i]`."""
         rows, entries = spans(rows, first, end)
-        if len(rows):
+        if len(rows) and (rows == rows[0]).all():
+            yield from self.reserve(int(rows[0]), int(entries[0]), len(rows), cause)
+        elif len(rows):
             blocks = yield from take_blocks(self.state, len(rows), cause)
             epochs = next_block_epochs(self.state, blocks)
             yield ev.BlocksReserved(

@@ -42,4 +42,7 @@ def publish(state: State, rows: Iterable[int], cause: int) -> Decision[None]:
         return
     epochs = page_epochs(state, np.array(pages, dtype=np.int64))
     found_rows, entries = zip(*places, strict=True)
+    if found_rows[0] == found_rows[-1]:  # a row's pages stand together
+        yield PagesPublished(cause, *places[0], tuple(pages), epochs, tuple(names))
+        return
     yield PagesPublished(cause, -1, -1, tuple(pages), epochs, tuple(names), found_rows, entries)

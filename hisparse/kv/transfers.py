@@ -41,6 +41,9 @@ def pin_rows(
     state: State, kind: TransferKind, rows: I64, entries: I64, cause: int
 ) -> Decision[None]:
     """The same for several rows at once, to the host: entry `entries[i]` of `rows[i]`."""
+    if len(rows) and (rows == rows[0]).all():
+        yield from pin(state, kind, int(rows[0]), entries, cause)
+        return
     if not len(rows):
         return
     pages: list[int] = []
