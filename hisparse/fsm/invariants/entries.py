@@ -78,9 +78,12 @@ class Entries:
                 return None
             if owned and now == _RESERVED and durable and self._being_restored(block):
                 return None
-        elif page and (durable or page_state == _ENQUEUED):
-            if state.request_of(row).hot is HotState.LEASED:
-                return None
+        elif (
+            page
+            and (durable or page_state == _ENQUEUED)
+            and state.request_of(row).hot is HotState.LEASED
+        ):
+            return None
         return (
             f"page {entry} of request row {row} has {rows.computed[row]} computed rows before its "
             f"end and no readable copy (block {block}, host page {page})"
