@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hisparse.cli.errors import say
+from hisparse.cli.output import emit_json
 from hisparse.engine.options import RunConfig
 from hisparse.engine.trace import write_trace
 from hisparse.engine.trace_generate import generate_trace
@@ -61,6 +62,7 @@ def trace() -> None:
     default=_default("followups"),
     help="Share of requests that continue a conversation, and so share its prefix.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def generate(
     out: Path,
     requests: int,
@@ -70,6 +72,7 @@ def generate(
     median_answer: int,
     max_tokens: int,
     followups: float,
+    as_json: bool,
 ) -> None:
     """Write a trace of a chat service to OUT: lengths, arrivals, shared prefixes, by seed.
 
@@ -85,4 +88,6 @@ def generate(
         followups=followups,
     )
     write_trace(out, made)
+    if as_json:
+        emit_json({"out": str(out), "requests": len(made)})
     say(f"wrote {len(made)} requests to {out}")
