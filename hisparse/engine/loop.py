@@ -129,11 +129,8 @@ class ReferenceEngine:
     def submit(self, work: WorkloadRequest) -> Served:
         """Hand a request to the coordinator."""
         prompt = work.prompt.tolist()
-        hashes = self.hasher.extend(b"", work.prompt)
-        total = len(prompt) + work.max_new
-        epoch = self.coordinator.arrive(work.request, len(prompt), total, hashes)
-        parent = hashes[-1] if hashes else b""
-        served = Served(work.request, epoch, len(prompt), work.max_new, prompt, parent, len(hashes))
+        served = Served(work.request, 0, len(prompt), work.max_new, prompt)
+        self._arrive(served)
         if served.key in self.coordinator.state.waiting:
             self.live[served.key] = served
         else:
@@ -154,12 +151,24 @@ class ReferenceEngine:
         self._ending.pop(served.key, None)
         served.withdraw_provisional()
         served.confirmed_rows = 0
-        hashes = self.hasher.extend(b"", served.tokens)
-        served.parent = hashes[-1] if hashes else b""
-        served.hashed = len(hashes)
+        served.parent, served.hashed = b"", 0
+        self._arrive(served)
+        self.live[served.key] = served
+
+    def _arrive(self, served: Served) -> None:
+        hashes = self.page_hashes(served, len(served.tokens) // self.hasher.page_size)
         total = served.prompt_tokens + served.max_new
         served.epoch = self.coordinator.arrive(served.request, len(served.tokens), total, hashes)
-        self.live[served.key] = served
+
+    def page_hashes(self, served: Served, pages: int) -> list[bytes]:
+        """Chain hashes of the whole pages below `pages` that were not asked for yet. (Where tokens
+        are not known, a replay answers from a log.)"""
+        size = self.hasher.page_size
+        fresh = served.tokens[served.hashed * size : pages * size]
+        made = self.hasher.extend(served.parent, fresh)
+        if made:
+            served.parent, served.hashed = made[-1], pages
+        return made
 
     def _close(self, served: Served, outcome: str) -> None:
         served.outcome = outcome
@@ -258,7 +267,7 @@ class ReferenceEngine:
         logits: np.ndarray,
     ) -> None:
         """Sampled tokens join their requests, rows are accepted, certain ends finish."""
-        computed, page_size = self.coordinator.state.rows.computed, self.hasher.page_size
+        computed = self.coordinator.state.rows.computed
         hashes: list[tuple[int, bytes]] = []
         for (row, served, count), end in zip(batch, ends, strict=True):
             if end is not None:
@@ -266,12 +275,8 @@ class ReferenceEngine:
                 served.logits.append(logits[end])
                 if chosen[end] == self.eos or len(served.generated) >= served.max_new:
                     self._ending[served.key] = served
-            whole = (int(computed[row]) + count) // page_size
-            if whole > served.hashed:
-                fresh = served.tokens[served.hashed * page_size : whole * page_size]
-                made = self.hasher.extend(served.parent, fresh)
-                hashes += [(row, page_hash) for page_hash in made]
-                served.parent, served.hashed = made[-1], whole
+            whole = (int(computed[row]) + count) // self.hasher.page_size
+            hashes += [(row, page_hash) for page_hash in self.page_hashes(served, whole)]
         if batch:
             rows = [row for row, _, _ in batch]
             self.coordinator.rows_computed(step, rows, [n for _, _, n in batch], hashes)
