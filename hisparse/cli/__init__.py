@@ -22,6 +22,7 @@ from hisparse.cli.replay import replay
 from hisparse.cli.run import run
 from hisparse.cli.shrink import shrink
 from hisparse.cli.trace import trace
+from hisparse.cli.what_if import what_if
 from hisparse.cli.why import why
 
 
@@ -35,7 +36,8 @@ def cli(no_pager: bool) -> None:
     """
 
 
-for command in (run, log, replay, check, why, diff, trace, bench, export, shrink, completion):
+_VERBS = (run, log, replay, check, why, diff, what_if, trace, bench, export, shrink, completion)
+for command in _VERBS:
     cli.add_command(command)
 
 

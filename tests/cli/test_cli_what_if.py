@@ -1,0 +1,199 @@
+"""`hisparse what-if`: a recorded run beside itself, and beside what would have been."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from cli_case import SMALL, call, call_process, error_of, report_of
+from log_case import clean_events, write_log
+
+from hisparse.fsm import events as ev
+from hisparse.kv import managers
+from hisparse.kv.block_pool import block_epochs
+
+NO_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "cupy"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return clean_events()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory, clean):
+    return write_log(tmp_path_factory.mktemp("what-if") / "log", *clean)
+
+
+def figures(*args):
+    """The report's variants by name."""
+    return {row["name"]: row for row in report_of(call("what-if", *args, "--json"))["variants"]}
+
+
+def seq_of(events, kind):
+    return next(seq for seq, event in enumerate(events, 1) if isinstance(event, kind))
+
+
+# -- the recorded run -----------------------------------------------------------------------------
+
+
+def test_a_served_run_comes_out_with_the_figures_that_it_reported(tmp_path):
+    log = tmp_path / "log"
+    ran = report_of(call("run", *SMALL, "--abort-rate", "0.4", "--log", log, "--json"))
+    report = report_of(call("what-if", log, "--json"))
+    assert report["baseline"] == {"reproduced": True, "first_difference": None}
+    assert report["events"] == ran["events"] and report["assumed"] == []
+    same = {
+        "steps": "steps",
+        "finished": "requests_finished",
+        "aborted": "requests_aborted",
+        "rows_computed": "rows_computed",
+        "prefix_hit_tokens": "prefix_hit_tokens",
+        "spills": "spills",
+        "write_backs": "write_backs",
+        "restores": "restores",
+        "preemptions": "preemptions",
+        "peak_gpu_blocks": "peak_gpu_blocks_hisparse",
+        "peak_concurrent_requests": "concurrent_requests_hisparse",
+    }
+    for row in report["variants"]:
+        assert {name: row[name] for name in same} == {n: ran[of] for n, of in same.items()}
+    assert ran["requests_aborted"] > 0 and ran["spills"] > 0
+
+
+def test_it_needs_no_torch(log):
+    done = call_process("what-if", log, "--gpu-blocks", "30", code=NO_TORCH)
+    assert done.returncode == 0 and "their replay equals the log" in done.stdout, done.stderr
+
+
+# -- variants -------------------------------------------------------------------------------------
+
+
+def test_lists_and_ranges_make_one_variant_a_combination(log):
+    rows = figures(log, "--gpu-blocks", "20:40:10", "--write-back", "eager,on_pressure")
+    assert [*rows][:2] == ["recorded", "replayed"] and len(rows) == 8
+    assert rows["gpu-blocks 30, write-back on_pressure"]["changes"] == {
+        "pools.gpu_blocks": 30,
+        "policy.write_back": "on_pressure",
+    }
+    assert all(row["violations"] == [] for row in rows.values())
+    text = call("what-if", log, "--gpu-blocks", "20:40:10", "--write-back", "eager,on_pressure")
+    assert len(text.stdout.splitlines()) == 2 + 8 and "peak reqs" in text.stdout
+
+
+def test_a_pool_that_is_too_small_says_what_would_do(log):
+    result = call("what-if", log, "--host-pool-gib", "0.000007", "--json")
+    row = json.loads(result.stdout)["variants"][-1]
+    assert result.exit_code == 0 and row["refused"]["host_pages"] > 0
+    assert "an engine would not start" in result.stderr and "use at least" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name,text",
+    [("p.json", '{"watermark_blocks": 3}'), ("p.toml", "[policy]\nwatermark_blocks = 3")],
+)
+def test_a_policy_file_changes_the_fields_that_it_names(log, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    rows = figures(log, "--policy", path, "--policy", "hybrid")
+    assert rows[f"policy {path}"]["changes"] == {"policy.watermark_blocks": 3}
+    assert rows[f"policy {path}"]["first_difference_seq"] is not None
+    assert rows["policy hybrid"]["first_difference_seq"] is None, "it was that all along"
+
+
+def test_a_dropped_input_is_left_out_from_there_on(log, clean):
+    seq = seq_of(clean[1], ev.RequestAborted)
+    rows = figures(log, "--drop", seq)
+    assert rows[f"drop {seq}"]["first_difference_seq"] == seq
+    assert (rows["recorded"]["aborted"], rows[f"drop {seq}"]["aborted"]) == (1, 0)
+
+
+def test_a_variant_that_breaks_a_rule_is_exit_code_1(log, monkeypatch):
+    monkeypatch.setattr(managers, "next_block_epochs", block_epochs)  # reuses an epoch
+    result = call("what-if", log, "--gpu-blocks", "22", "--json")
+    assert result.exit_code == 1 and "violated: one_content" in result.stderr
+    rows = json.loads(result.stdout)["variants"]
+    assert rows[0]["violations"] == [] and rows[1]["violations"] != []
+    assert "baseline differs" in result.stderr
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args,text",
+    [
+        (("--gpu-blocks", "many"), "--gpu-blocks 'many': give an integer"),
+        (("--gpu-blocks", "5:1:1"), "from:to:step"),
+        (("--gpu-blocks", "1:1000000:1"), "from:to:step"),
+        (("--gpu-blocks", "0"), "pools.gpu_blocks=0"),
+        (("--write-back", "later"), "policy.write_back='later'"),
+        (("--host-pool-gib", "nan"), "pools.host_pool_gib=nan"),
+        (("--gpu-blocks", "2:400", "--drop", "1"), "from:to:step"),
+        (("--gpu-blocks", "20:60:1", "--step-rows", "10:30:1"), "at most 500"),
+        (("--drop", "99999"), "seq 99999 is not in the log"),
+        (("--policy", "fastest"), "one of hybrid"),
+        (("--hot-rows", "16"), "hisparse run --record-selections"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_in_one_line(log, args, text):
+    assert text in error_of(call("what-if", log, *args))
+
+
+def test_a_decision_is_no_input_and_is_named(log, clean):
+    seq = seq_of(clean[1], ev.BlocksReserved)
+    assert "BlocksReserved" in error_of(call("what-if", log, "--drop", seq))
+    error = error_of(call("what-if", log, "--swap", 1, seq))
+    assert "RequestArrived, RequestAborted and RequestPreempted" in error
+
+
+@pytest.mark.parametrize(
+    "text,said",
+    [
+        ('{"watermark": 3}', "watermark=3: Extra inputs"),
+        ('{"write_back": "never"}', "write_back='never'"),
+        ("[]", "holds no policy"),
+        ("{", "give JSON"),
+    ],
+)
+def test_a_policy_file_that_is_wrong_names_field_and_value(log, tmp_path, text, said):
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    assert said in error_of(call("what-if", log, "--policy", path))
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def test_a_torn_log_is_replayed_up_to_its_last_step(log, tmp_path):
+    torn = shutil.copytree(log, tmp_path / "torn")
+    segment = next(torn.glob("scheduler/*.seg"))
+    segment.write_bytes(segment.read_bytes()[:-4000])
+    result = call("what-if", torn, "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 3 and "recovered with loss" in result.stderr
+    assert report["baseline"]["reproduced"] and report["until_step"] == report["steps"]
+    assert report["variants"][0]["events"] == report["events"] > 100
+
+
+def test_damage_in_the_middle_is_treated_as_by_replay_at(log, tmp_path):
+    damaged = shutil.copytree(log, tmp_path / "damaged")
+    segment = next(damaged.glob("scheduler/*.seg"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    result = call("what-if", damaged, "--json")
+    assert result.exit_code == 3 and "damage in" in result.stderr
+    assert json.loads(result.stdout)["baseline"]["reproduced"]
+
+
+def test_no_log_is_a_usage_error(tmp_path):
+    assert "no such directory" in error_of(call("what-if", tmp_path / "none"))
