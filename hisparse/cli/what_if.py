@@ -17,15 +17,17 @@ from typing import Any, get_args
 import click
 from pydantic import ValidationError
 
-from hisparse.cli.errors import LOSS, VIOLATION, say
-from hisparse.cli.opening import History, open_history
-from hisparse.cli.output import Progress
+from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.losses import dropped, lost, worst
+from hisparse.cli.opening import DIRECTORY, History, open_history
+from hisparse.cli.output import Progress, emit, emit_json
 from hisparse.cli.what_if_text import as_text
 from hisparse.config import HiSparseConfig, PolicyConfig, config_error
 from hisparse.engine.what_if.changes import changed_config, drop, swap
 from hisparse.engine.what_if.recording import Recording
 from hisparse.engine.what_if.study import Study, Variant
-from hisparse.errors import ConfigError, UsageError
+from hisparse.errors import ConfigError, LogError, UsageError
+from hisparse.fsm.codec import UnknownEvent
 from hisparse.fsm.events import Event, LogGap
 
 VARIANTS_MAX = 500
@@ -47,7 +49,7 @@ def _size(flag: str, text: str, metavar: str = "N[,N…]") -> Callable[[Any], An
 
 
 @click.command("what-if")
-@click.argument("directory", type=click.Path(path_type=Path))
+@DIRECTORY
 @click.option("--drop", "drops", type=int, multiple=True, metavar="SEQ", help="Without this input.")
 @click.option(
     "--swap", "swaps", type=int, nargs=2, multiple=True, metavar="SEQ SEQ",
@@ -82,8 +84,8 @@ def what_if(
     or a range (from:to:step); each combination is a variant. With nothing changed, the replay
     equals the log.
 
-    Exits 1 if a variant violates an invariant, 3 if the log is torn or damaged: then what lies
-    before that is replayed.
+    Exits 1 if a variant violates an invariant, 3 if the log ends in a torn tail, 1 where damage or
+    dropped events hide a part of it: then what lies before that is replayed.
 
     Example: hisparse what-if runs/one --host-pool-gib 0.05,0.1,0.2 --gpu-blocks 100:300:50
     """
@@ -112,8 +114,12 @@ def what_if(
         )  # fmt: skip
     finally:
         progress.close()
-    click.echo(json.dumps(report, indent=2) if as_json else as_text(report))
-    return _talk(history, report)
+    if as_json:
+        emit_json(report | {"lost": lost(history.loss), "gaps": dropped(history.gaps)})
+    else:
+        emit(as_text(report))
+    broken = _talk(report)
+    return worst(broken, history.told("last", crossed=study.read_seq))
 
 
 def refuse_without_selections(directory: Path) -> None:
@@ -126,7 +132,9 @@ def refuse_without_selections(directory: Path) -> None:
 
 def _upto_gap(history: History) -> Iterator[tuple[int, Event]]:
     """The log's events. Behind a gap nothing is known any more."""
-    for seq, event in history.known():
+    for seq, event in history:
+        if isinstance(event, UnknownEvent):
+            raise LogError(f"event {seq} has kind {event.kind}, which this version lacks")
         if isinstance(event, LogGap):
             return
         yield seq, event
@@ -146,13 +154,13 @@ def _changed_inputs(
 
 
 def _event(history: History, seq: int) -> Event:
-    if not 1 <= seq <= history.log.last_seq:
-        raise UsageError(f"seq {seq} is not in the log, which holds 1..{history.log.last_seq}")
-    return history.event(seq)
+    history.log.check_seq(seq)
+    return next(history.known(seq))[1]
 
 
-def _talk(history: History, report: dict[str, Any]) -> int:
+def _talk(report: dict[str, Any]) -> int:
     """What a reader of the figures should know, on stderr; returns the exit code."""
+    code = 0
     difference = report["baseline"]["first_difference"]
     if difference is not None:
         lines = [
@@ -164,10 +172,6 @@ def _talk(history: History, report: dict[str, Any]) -> int:
         )
     for text in report["assumed"]:
         say(f"assumed: {text}")
-    worst = 0
-    for one in [*history.log.gaps, *([] if history.loss is None else [history.loss])]:
-        say(f"recovered with loss: {one}; what lies before it was replayed")
-        worst = LOSS
     for variant in report["variants"]:
         if variant.get("refused_at_start"):
             say(f"{variant['name']}: an engine would not start: {variant['refused_at_start']}")
@@ -176,8 +180,8 @@ def _talk(history: History, report: dict[str, Any]) -> int:
                 f"{variant['name']}: violated: {violation['invariant']} at seq "
                 f"{violation['seq']}: {violation['message']}"
             )
-            worst = VIOLATION
-    return worst
+            code = VIOLATION
+    return code
 
 
 # -- what to try ----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ CODES = {
     "why D block 3 --at 20": (0,) * 7,
     "diff D@20 D@10": (0,) * 7,
     "diff D GOOD": (0, 3, 1, 1, 1, 1, 3),
+    "what-if D": FOLD,
     "shrink D": FOLD,
     "export D --to jsonl": WHOLE,
     "export D --to perfetto -o OUT": FOLD,
@@ -79,7 +80,8 @@ def test_where_there_is_no_log_it_is_exit_2_in_one_line(logs, tmp_path, verb):
 
 
 @pytest.mark.parametrize(
-    "verb", ["replay D", "replay D --watch block=3", "why D block 3", "check D", "log info D"]
+    "verb",
+    ["replay D", "replay D --watch block=3", "why D block 3", "check D", "log info D", "what-if D"],
 )
 @pytest.mark.parametrize("state", ["torn", "damage", "early damage", "gap"])
 def test_what_is_lacking_is_in_the_json_too(logs, tmp_path, verb, state):

@@ -184,14 +184,14 @@ def test_a_torn_log_is_replayed_up_to_its_last_step(log, tmp_path):
     assert report["variants"][0]["events"] == report["events"] > 100
 
 
-def test_damage_in_the_middle_is_treated_as_by_replay_at(log, tmp_path):
+def test_damage_in_the_middle_hides_what_follows_it(log, tmp_path):
     damaged = shutil.copytree(log, tmp_path / "damaged")
     segment = next(damaged.glob("scheduler/*.seg"))
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
     result = call("what-if", damaged, "--json")
-    assert result.exit_code == 3 and "damage in" in result.stderr
+    assert result.exit_code == 1 and "loss found: damage in" in result.stderr
     assert json.loads(result.stdout)["baseline"]["reproduced"]
 
 

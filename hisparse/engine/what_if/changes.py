@@ -1,7 +1,7 @@
 """Changes: the same inputs with one left out or two exchanged; configurations to try. Pure.
 
     --drop       an arrival, and everything of that request with it
-                 an abort, a preemption, a tick: it does not happen
+                 an abort, a preemption, a tick, a reset of the prefix cache: it does not happen
                  a finish: the request generates to its `max_tokens`
                  acknowledgements: lost, and sent again with the rank's next message
     --swap       two arrivals, aborts or preemptions, each in the other's place
@@ -24,8 +24,8 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.describe import line
 
 DROPPABLE = (
-    "RequestArrived, RequestFinished, RequestAborted, RequestPreempted, Tick and "
-    "AcknowledgementsTaken"
+    "RequestArrived, RequestFinished, RequestAborted, RequestPreempted, Tick, PrefixCacheReset "
+    "and AcknowledgementsTaken"
 )
 SWAPPABLE = "RequestArrived, RequestAborted and RequestPreempted"
 
@@ -58,6 +58,8 @@ def drop(recording: Recording, seq: int, event: ev.Event) -> Recording:
             return _undisturbed(recording, seq, event)
         case ev.Tick():
             return replace(recording, ticks=[t for t in recording.ticks if t.seq != seq])
+        case ev.PrefixCacheReset():
+            return replace(recording, resets=[r for r in recording.resets if r.seq != seq])
         case ev.AcknowledgementsTaken():
             return _lost(recording, seq)
     raise UsageError(

@@ -5,7 +5,7 @@ been planned: what lies in slot s came after step s and before step s + 1.
 
     arrivals     slot, lengths, page hashes; and the tokens that a request had when it finished
     disturbances abort, preempt: the computed rows of the request, and how many steps later
-    ticks        slot and time
+    ticks        slot and time; resets of the prefix cache: slot
     ranks        which slot acknowledged each copy, and each step, counted from its command
 
 What a request would have generated beyond the log is not known: its end is its `max_tokens` then.
@@ -74,6 +74,12 @@ class TimeTold:
 
 
 @dataclass(frozen=True)
+class CachesReset:
+    seq: int
+    slot: int
+
+
+@dataclass(frozen=True)
 class Message:
     """Acknowledgements taken in one slot: transfer ids; steps ``(after_step, retired_step]``."""
 
@@ -94,6 +100,7 @@ class Recording:
     requests: list[RecordedRequest] = field(default_factory=list)
     disturbances: list[Disturbance] = field(default_factory=list)
     ticks: list[TimeTold] = field(default_factory=list)
+    resets: list[CachesReset] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     copies: dict[int, tuple[CopyKey, int]] = field(default_factory=dict)  # and their command's step
     steps: int = 0
@@ -136,6 +143,8 @@ class Recording:
                 self._ended.add((event.request, event.epoch))
             case ev.Tick():
                 self.ticks.append(TimeTold(seq, self.steps, event.now_us))
+            case ev.PrefixCacheReset():
+                self.resets.append(CachesReset(seq, self.steps))
             case ev.TransferPinned():
                 self._pinned(event)
             case ev.AcknowledgementsTaken():

@@ -24,6 +24,7 @@ from hisparse.engine.loop import ReferenceEngine, Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.what_if.ranks import RecordedRanks
 from hisparse.engine.what_if.recording import (
+    CachesReset,
     CopyKey,
     Disturbance,
     RecordedRequest,
@@ -39,6 +40,7 @@ from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import HASH_BYTES
 
 EOS, TOKEN = 1, 0  # the only tokens there are
+Told = RecordedRequest | Disturbance | TimeTold | CachesReset
 Observer = Callable[[int, Event], object]
 _COMMANDS = msgspec.msgpack.Decoder(SparseKVOffloadCommand)
 
@@ -131,12 +133,13 @@ class ReplayedEngine(ReferenceEngine):
             ticks.setdefault(tick.slot, []).append(tick)
         slot, at = 0, 0
         while True:
-            due: list[tuple[int, RecordedRequest | Disturbance | TimeTold]] = []
+            due: list[tuple[int, Told]] = []
             while at < len(arrivals) and arrivals[at].slot <= slot:
                 due.append((arrivals[at].seq, arrivals[at]))
                 at += 1
             due += [(d.seq, d) for d in pending if self._is_due(d, slot)]
             due += [(tick.seq, tick) for tick in ticks.get(slot, [])]
+            due += [(reset.seq, reset) for reset in recording.resets if reset.slot == slot]
             for _, told in sorted(due, key=lambda item: item[0]):
                 self._tell(told)
             pending = [d for d in pending if (d.seq, d) not in due and not self._is_over(d)]
@@ -150,9 +153,11 @@ class ReplayedEngine(ReferenceEngine):
             slot += 1
             yield slot
 
-    def _tell(self, told: RecordedRequest | Disturbance | TimeTold) -> None:
+    def _tell(self, told: Told) -> None:
         if isinstance(told, TimeTold):
             self.coordinator.tick(told.now_us)
+        elif isinstance(told, CachesReset):
+            self.coordinator.reset_prefix_cache()  # not where it is held: as the engine was told
         elif isinstance(told, RecordedRequest):
             self._current[told.request], self._lives[told.request] = told, 0
             prompt = np.zeros(told.prompt_tokens, dtype=np.int64)

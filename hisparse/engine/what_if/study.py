@@ -70,6 +70,7 @@ class Study:
             last = seq
         if not self.recording.steps:
             raise UsageError(f"the log's {last} events plan no step: there is nothing to decide")
+        self.read_seq = last
         unended = self.recording.open_requests > 0
         self.until_step = self.recording.steps if unended else None
         self.last_seq = self.recording.last_step_seq - 1 if unended else last
