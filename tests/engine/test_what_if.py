@@ -8,7 +8,7 @@ from scheduler_rig import events_of, served, small_config
 
 from hisparse.engine.what_if.changes import changed_config, drop, swap
 from hisparse.engine.what_if.study import Study, Variant
-from hisparse.errors import ConfigError, UsageError
+from hisparse.errors import ConfigError, InvariantViolation, UsageError
 from hisparse.fsm import events as ev
 from hisparse.testing.simulator import Simulation
 
@@ -218,3 +218,11 @@ def test_a_log_without_a_step_is_refused(clean):
     config, events = clean
     with pytest.raises(UsageError, match="plan no step"):
         study_of(config, events[:1])
+
+
+def test_a_log_that_contradicts_itself_is_refused_by_seq(clean):
+    config, events = clean
+    seq, admitted = all_of(events, ev.RequestAdmitted)[0]
+    other = msgspec.structs.replace(admitted, request="nobody")
+    with pytest.raises(InvariantViolation, match="RequestAdmitted names"):
+        study_of(config, [*events[: seq - 1], (seq, other), *events[seq:]])

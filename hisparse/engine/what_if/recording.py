@@ -202,9 +202,10 @@ class Recording:
             self._again[event.request] = request
 
     def _pinned(self, event: ev.TransferPinned) -> None:
-        request, at = self._by_key[self._held[event.row]]
         command = self.steps if self._planned_seq else self.steps + 1
-        for ident, entry in zip(event.transfers, event.entries, strict=True):
+        named = zip(event.transfers, event.entries, event.owners(), strict=True)
+        for ident, entry, (row, _) in named:
+            request, at = self._by_key[self._held[row]]
             key = (request.number, at, event.kind, entry)
             self.copies[ident] = (key, command)
 

@@ -58,6 +58,9 @@ class Study:
     Args:
         config: what it was recorded under.
         events: reads the log from its first event, each time that it is called.
+
+    Raises UsageError for a log that plans no step, InvariantViolation for one that contradicts
+    itself.
     """
 
     def __init__(self, config: HiSparseConfig, events: Callable[[], Iterable[Logged]]) -> None:
@@ -66,7 +69,11 @@ class Study:
         self.recording = Recording()
         last = 0
         for seq, event in events():
-            self.recording.take(seq, event)
+            try:
+                self.recording.take(seq, event)
+            except (LookupError, ValueError) as error:  # ids of a foreign log may be anything
+                text = f"{type(event).__name__} names what the log never spoke of ({error!r})"
+                raise InvariantViolation("replay_equal", text, seq=seq) from error
             last = seq
         if not self.recording.steps:
             raise UsageError(f"the log's {last} events plan no step: there is nothing to decide")
