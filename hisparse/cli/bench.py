@@ -77,3 +77,17 @@ def log(requests: int, tokens: int, steps: int, runs: int, json: bool) -> None:
         return bench_log(directory, requests=requests, tokens=tokens, steps=steps, runs=runs)
 
     _report(measure, json)
+
+
+@bench.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
+@_json
+def page(directory: Path, runs: int, json: bool) -> None:
+    """The HTML page of the log in DIRECTORY, in a headless Chromium: load, frames, clicks.
+
+    Example: hisparse bench page runs/one
+    """
+    from hisparse.bench.page import bench_page
+
+    _report(lambda place: bench_page(directory, place, runs=runs), json)

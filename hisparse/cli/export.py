@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -21,17 +21,27 @@ from hisparse.cli.losses import dropped, lost, told, worst
 from hisparse.cli.opening import DIRECTORY, History, open_history
 from hisparse.cli.output import emit, emit_json
 from hisparse.errors import HiSparseError, UsageError
-from hisparse.export import jsonl, parquet, perfetto
+from hisparse.export import html, jsonl, parquet, perfetto
 from hisparse.fsm.log_history import STREAM
+from hisparse.fsm.snapshot import restore
+from hisparse.fsm.state import State
 
 CAP = click.IntRange(min=0)
-FORMATS = ("jsonl", "parquet", "perfetto")
+FORMATS = ("jsonl", "parquet", "perfetto", "html")
+WHOLE = ("perfetto", "html")  # take all streams, or the scheduler's alone: there is no choice
 
 
 @click.command()
 @DIRECTORY
 @click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="The format.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="The file to write.")
+@click.option(
+    "--with",
+    "other",
+    type=click.Path(path_type=Path),
+    metavar="DIR2",
+    help="html: a second log, over the first.",
+)
 @click.option("--stream", default=STREAM, show_default=True, help="scheduler, or rank-N.")
 @click.option(
     "--clock",
@@ -47,23 +57,38 @@ FORMATS = ("jsonl", "parquet", "perfetto")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def export(
-    directory: Path, form: str, out: Path | None, stream: str, as_json: bool, **options: Any
+    directory: Path,
+    form: str,
+    out: Path | None,
+    other: Path | None,
+    stream: str,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Write the log in DIRECTORY in another format.
 
     jsonl: one JSON object an event. parquet: a row an event, for DuckDB, Polars or Spark.
     perfetto: a trace for ui.perfetto.dev: states of requests, transfers, blocks and pages over
-    steps, with arrows from causes; of all rank streams too.
+    steps, with arrows from causes; of all rank streams too. html: one page that needs no network:
+    lanes of state, a cursor, a search, and why each change happened; of two logs, where they part.
 
-    Example: hisparse export runs/one --to parquet -o one.parquet
+    Example: hisparse export runs/one --to html -o one.html --with runs/two
     """
     if out is None and (form != "jsonl" or as_json):
-        raise UsageError("--json prints on stdout, and binary formats need a file: give -o OUT")
+        raise UsageError(
+            "--json prints on stdout, and formats other than jsonl need a file: give -o OUT"
+        )
+    if other is not None and form != "html":
+        raise UsageError("--with lays a second log over the first: it needs --to html")
     history = open_history(directory)
     if stream not in (STREAM, *history.rank_streams()):
         raise UsageError(f"{directory} holds no stream {stream!r}")
-    if form == "perfetto" and stream != STREAM:
-        raise UsageError("a perfetto trace holds all streams: leave --stream out")
+    if form in WHOLE and stream != STREAM:
+        what = {"perfetto": "all streams", "html": "the scheduler's stream"}[form]
+        raise UsageError(f"{form} shows {what}: leave --stream out")
+    if form == "html":
+        assert out is not None
+        return _page([history, *([open_history(other)] if other else [])], out, as_json)
     if out is None:
         emit(jsonl.lines(history.read(1, stream)))
         return _ended(history, stream)
@@ -110,6 +135,62 @@ def _trace(
     report = made._asdict()
     error = report.pop("error")
     return report | {"error": str(error) if error else None}, error
+
+
+def page_of(directories: Sequence[Path], out: Path) -> html.Report:
+    """Write the HTML page of one log or two to `out`."""
+    return _write_page([open_history(directory) for directory in directories], out)
+
+
+def _write_page(histories: list[History], out: Path) -> html.Report:
+    with writing(out, text=True) as file:
+        return html.write([(_source(h), _end_of(h)) for h in histories], cast(TextIO, file))
+
+
+def _page(histories: list[History], out: Path, as_json: bool) -> int:
+    """The HTML page, and a word on it; returns the exit code."""
+    made = _write_page(histories, out)
+    report = {
+        "format": "html",
+        "out": str(out),
+        "divergence": made.divergence,
+        "logs": [
+            {"directory": str(history.directory), "events": record.events}
+            | {"changes": record.changes, "error": str(record.error) if record.error else None}
+            | {"lost": lost(history.loss)}
+            for history, record in zip(histories, made.records, strict=True)
+        ],
+    }
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        say(f"{out}: {', '.join(f'{record.events} events' for record in made.records)}")
+    codes = [_ended(history, STREAM) for history in histories]
+    for record in made.records:
+        if record.error is not None:
+            say(f"states end early: {record.error}")
+            codes.append(VIOLATION)
+    return VIOLATION if VIOLATION in codes else max(codes)
+
+
+def _source(history: History) -> html.Source:
+    log = history.log
+
+    def resume(seq: int) -> State | None:
+        data = log.snapshots.read(seq) if seq in log.snapshots.seqs() else None
+        return None if data is None else restore(log.config, data)
+
+    return html.Source(history.directory.name, log.config, history, log.apply, resume)
+
+
+def _end_of(history: History) -> Callable[[], dict[str, Any]]:
+    """What a page says of the end of the log, once it has been read."""
+
+    def ended() -> dict[str, Any]:
+        loss = history.loss
+        return {"lost": None if loss is None else str(loss), "last_seq": history.log.last_seq}
+
+    return ended
 
 
 def _ended(history: History, stream: str) -> int:

@@ -63,7 +63,7 @@ class _Life:
         if not self._names(event):
             return
         if isinstance(event, _BIRTHS) and self._key in [*keys_of(event)]:
-            self.events, self.written, self._transfers = [], None, set()
+            self.events, self.written, self._transfers, self._place = [], None, set(), None
         self.events.append((seq, event))
         self._follow(event)
 
@@ -74,7 +74,7 @@ class _Life:
 
     def _follow(self, event: ev.Event) -> None:
         what, ident = self._key or ("", 0)
-        if isinstance(event, ev.TransferPinned):
+        if isinstance(event, ev.TransferPinned) and what in ("block", "page"):
             ids = event.blocks if what == "block" else event.pages
             named = zip(event.transfers, ids, strict=False)
             self._transfers |= {transfer for transfer, at in named if at == ident}
