@@ -157,12 +157,12 @@ def _page(histories: list[History], out: Path, as_json: bool) -> int:
         "logs": [
             {"directory": str(history.directory), "events": record.events}
             | {"changes": record.changes, "error": str(record.error) if record.error else None}
-            | {"lost": lost(history.loss)}
+            | {"lost": lost(history.loss), "gaps": dropped(history.gaps)}
             for history, record in zip(histories, made.records, strict=True)
         ],
     }
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        emit_json(report)
     else:
         say(f"{out}: {', '.join(f'{record.events} events' for record in made.records)}")
     codes = [_ended(history, STREAM) for history in histories]
@@ -188,7 +188,7 @@ def _end_of(history: History) -> Callable[[], dict[str, Any]]:
 
     def ended() -> dict[str, Any]:
         loss = history.loss
-        return {"lost": None if loss is None else str(loss), "last_seq": history.log.last_seq}
+        return {"lost": None if loss is None else str(loss)}
 
     return ended
 

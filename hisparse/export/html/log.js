@@ -106,11 +106,8 @@ class Log {
 
   // Room on the axis behind the last event, for what cannot be read there.
   tail(axis) {
-    if (!this.meta.lost) return 0;
-    const missing = Math.max(1, this.meta.last_seq - this.seqOf(this.events - 1));
-    return axis === "seq"
-      ? Math.min(missing, Math.max(1, this.events / 20))
-      : Math.max(1, this.axes.step[this.events] / 20);
+    const length = this.axes[axis][this.events] - this.axes[axis][0];
+    return this.meta.lost ? Math.max(1, length / 20) : 0;
   }
 
   // Why no state is known at `at`, if so.

@@ -37,7 +37,7 @@ class Report(NamedTuple):
 
 def write(sources: Sequence[tuple[Source, Ended]], out: TextIO) -> Report:
     """Write the page of one log or of two to `out`. `Ended` is asked once its log has been read:
-    what the page is to say of its end (`lost`, in words, and the last seq known of)."""
+    what the page is to say of its end (`lost`, in words)."""
     style, script = ("\n".join(map(_part, names)) for names in (STYLES, SCRIPTS))
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
