@@ -20,7 +20,7 @@ from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.losses import dropped, lost, told, worst
 from hisparse.cli.opening import DIRECTORY, History, open_history
 from hisparse.cli.output import emit, emit_json
-from hisparse.errors import HiSparseError, UsageError
+from hisparse.errors import HiSparseError, LogError, UsageError
 from hisparse.export import html, jsonl, parquet, perfetto
 from hisparse.fsm.log_history import STREAM
 from hisparse.fsm.snapshot import restore
@@ -175,10 +175,14 @@ def _page(histories: list[History], out: Path, as_json: bool) -> int:
 
 def _source(history: History) -> html.Source:
     log = history.log
+    known = frozenset(log.snapshots.seqs())
 
     def resume(seq: int) -> State | None:
-        data = log.snapshots.read(seq) if seq in log.snapshots.seqs() else None
-        return None if data is None else restore(log.config, data)
+        data = log.snapshots.read(seq) if seq in known else None
+        try:
+            return None if data is None else restore(log.config, data)
+        except LogError:  # a snapshot is a short cut: what cannot be used is passed over
+            return None
 
     return html.Source(history.directory.name, log.config, history, log.apply, resume)
 

@@ -38,10 +38,12 @@ CODES = {
     "shrink D": FOLD,
     "export D --to jsonl": WHOLE,
     "export D --to perfetto -o OUT": FOLD,
+    "export D --to html -o OUT": WHOLE,
     "log info D --stream rank-9": (2,) * 7,
     "export D --to jsonl --stream rank-9": (2,) * 7,
 }
-SILENT = ("shrink", "export D --to perfetto")  # their data goes to a file, or there is none
+# Their data goes to a file, or there is none.
+SILENT = ("shrink", "export D --to perfetto", "export D --to html")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -11,9 +11,11 @@ from html.parser import HTMLParser
 
 import pytest
 from cli_case import call, call_process, error_of, report_of
+from damaged_logs import GAP_TO, make_logs
 from log_case import clean_events, write_log
 
 from hisparse.cli.export import page_of
+from hisparse.cli.opening import open_history
 from hisparse.fsm import events as ev
 from hisparse.fsm.describe import fields
 
@@ -174,6 +176,18 @@ def test_what_the_writer_dropped_is_a_gap(tmp_path, clean):
     (gap,) = meta_of(Tags(out.read_text(encoding="utf-8")))["gaps"]
     assert (gap["from"], gap["to"], gap["dropped"]) == (100, None, True)
     assert "the disk was full" in gap["reason"]
+
+
+def test_a_snapshot_behind_a_gap_takes_the_states_up_again(tmp_path):
+    logs, out = make_logs(tmp_path), tmp_path / "one.html"
+    assert export(logs["gap and snapshot"], out).exit_code == 3
+    meta = meta_of(Tags(out.read_text(encoding="utf-8")))
+    (gap,) = meta["gaps"]
+    (lost,) = open_history(logs["gap and snapshot"]).gaps
+    at = lost.first_seq - 1  # the place of the LogGap, and of the snapshot, in the log
+    taken_up = at + GAP_TO + 30 - lost.last_seq
+    assert meta["seqs"] == [[0, 1], [at, lost.last_seq]]
+    assert (gap["from"], gap["to"]) == (at, taken_up) and meta["error"] is None
 
 
 def test_calls_that_cannot_be_meant_are_refused(directory, tmp_path):

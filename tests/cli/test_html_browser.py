@@ -12,6 +12,7 @@ import random
 
 import pytest
 from cli_case import call
+from damaged_logs import GAP_TO, make_logs
 from log_case import clean_events, write_log
 from test_cli_export_html import HOSTILE
 
@@ -187,6 +188,28 @@ def test_the_state_at_the_cursor_is_that_of_replay(opened, log, clean):
             ]
             assert counts[:8] == [int((pool.state[1:] == code).sum()) for code in range(8)]
         assert shown[4] == len(state.transfers)
+
+
+def test_behind_a_gap_states_are_unknown_up_to_the_next_snapshot(driver, tmp_path):
+    log = make_logs(tmp_path)["gap and snapshot"]
+    page_of([log], tmp_path / "page.html")
+    show(driver, tmp_path / "page.html")
+    state, (lost,) = open_history(log).state_at("last"), open_history(log).gaps
+    shown = run(
+        driver,
+        """
+        const [seqs] = given, log = hisparse.logs[0], ids = log.lanes.block.count - 1;
+        return seqs.map((seq) => Array.from({ length: ids }, (_, i) =>
+          log.stateAt("block", i + 1, log.placeOf(seq))));
+        """,
+        [lost.first_seq - 1, lost.last_seq, GAP_TO + 29, state.seq],
+    )
+    before, gap, still, last = shown
+    assert set(gap) == set(still) == {15} and 15 not in before
+    assert last == state.blocks.state[1:].tolist()
+    run(driver, "await hisparse.find(`seq ${given[0]}`)", GAP_TO + 5)
+    settle(driver)
+    assert "not known here: the writer dropped" in driver.find_element("id", "cursor").text
 
 
 def test_a_pixel_has_the_colour_of_the_state_there(opened, log, clean):

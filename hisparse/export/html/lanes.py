@@ -96,7 +96,7 @@ class Recorder:
             moved = changed.get(what, {})
             lane.now.update(moved)
             for ident in named.get(what, ()):
-                lane.add(ident, at, lane.now.get(ident, self._blank) | NAMED)
+                lane.add(ident, at, lane.now.setdefault(ident, self._blank) | NAMED)
             for ident, state in moved.items():
                 if ident not in named.get(what, ()):
                     lane.add(ident, at, state)

@@ -33,9 +33,7 @@ class Log {
     this.lanes.transfer.id = columns["copy.id"];
     this.requests = meta.requests;
     this.kindAt = Object.fromEntries(meta.kinds.map((kind, at) => [kind, at]));
-    this.uses = Object.fromEntries(
-      WHATS.map((what) => [what, new Set(this.lanes[what].state.map((s) => s & STATE))]),
-    );
+    this.uses = Object.fromEntries(WHATS.map((what) => [what, this.statesOf(what)]));
     this.axes = { seq: seqAxis(this), step: stepAxis(this) };
     this.rows = lanesInFlight(this);
     this.counts = { block: countStates(this, "block"), page: countStates(this, "page") };
@@ -147,6 +145,25 @@ class Log {
     const lane = this.lanes[what],
       entry = this.entryAt(lane, id, at);
     return entry < 0 ? 0 : lane.state[entry] & STATE;
+  }
+
+  // States that an id is in at some time.
+  statesOf(what) {
+    const seen = new Uint8Array(16);
+    for (const code of this.lanes[what].state) seen[code & STATE] = 1;
+    return new Set([...seen.keys()].filter((state) => seen[state]));
+  }
+
+  // [index, state] of requests that have arrived by `at`; they are in order of arrival.
+  requestsAt(at) {
+    const { first, at: places, state } = this.lanes.request,
+      found = [];
+    for (let i = 0; i < this.requests.length && this.requests[i].arrived <= at; i++) {
+      const last = first[i + 1] - 1; // most are over, and need no search
+      const over = last >= first[i] && places[last] <= at && !(state[last] & STATE);
+      found.push([i, over && !this.unknownAt(at) ? 0 : this.stateAt("request", i, at)]);
+    }
+    return found;
   }
 
   // The last birth of a block or page at or before `at`: its role, row, entry and epoch.

@@ -226,24 +226,32 @@ class Panel {
       this.pool ??= document.createElement("canvas");
       this.pool.width = width;
       this.pool.height = this.height;
-      const to = this.pool.getContext("2d"),
-        total = this.scale;
-      const names = this.log.lanes[this.what].names;
-      countColumns(this.log, this.what, view.axis, view.x0, view.x1, width).forEach((now, x) => {
-        if (!now) return;
-        let y = this.height;
-        for (let state = 1; state < 16; state++) {
-          const h = Math.min((now[state] / total) * this.height, y);
-          if (!h) continue;
-          to.fillStyle = stateHue(hues, names[state]);
-          to.fillRect(x, y - h, 1, h + 0.5);
-          y -= h;
-        }
-        to.fillStyle = hues.FREE;
-        to.fillRect(x, 0, 1, Math.max(0, y));
-      });
+      const image = this.stacked(view, width, hues);
+      this.pool.getContext("2d").putImageData(image, 0, 0);
     }
     ctx.drawImage(this.pool, GUTTER, this.y, width, this.height);
+  }
+
+  stacked(view, width, hues) {
+    const { height, scale, log, what } = this,
+      image = new ImageData(width, height);
+    const pixels = new Uint32Array(image.data.buffer),
+      names = log.lanes[what].names;
+    const colours = Array.from({ length: 16 }, (_, state) => {
+      const [r, g, b] = rgb(stateHue(hues, names[state] || "UNKNOWN"));
+      return (255 << 24) | (b << 16) | (g << 8) | r;
+    });
+    const counts = countColumns(log, what, view.axis, view.x0, view.x1, width);
+    for (let x = 0; x < width; x++) {
+      let sum = 0,
+        y = height; // from below, what is free on top
+      for (let state = 1; state <= 16; state++) {
+        sum += counts[16 * x + (state & 15)];
+        const top = state === 16 && sum ? 0 : Math.max(0, Math.round(height * (1 - sum / scale)));
+        while (y > top) pixels[--y * width + x] = colours[state & 15];
+      }
+    }
+    return image;
   }
 }
 

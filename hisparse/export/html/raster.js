@@ -121,17 +121,17 @@ function writeRow(pixels, at, width, end, sums, ids) {
   }
 }
 
-// How many ids are in each state, a column of pixels at a time: 16 counts a column, or null where
-// the log has nothing. Between checkpoints the changes are walked, unless they are too many.
+// How many ids are in each state, a column of pixels at a time: 16 counts a column, all 0 where the
+// log has nothing. Between checkpoints the changes are walked, where columns are closer than those.
 function countColumns(log, what, axisName, x0, x1, width) {
   const axis = log.axes[axisName],
     { every, points, begin, moves } = log.counts[what];
-  const found = new Array(width).fill(null),
+  const found = new Int32Array(16 * width),
     now = new Int32Array(16),
     end = axis[log.events];
   const low = lowerBound(axis, x0),
     high = lowerBound(axis, x1);
-  const walk = high - low < 8 * every * width;
+  const walk = high - low < every * width;
   let at = -1;
   for (let column = 0; column < width; column++) {
     const x = x0 + ((column + 0.5) * (x1 - x0)) / width;
@@ -149,7 +149,7 @@ function countColumns(log, what, axisName, x0, x1, width) {
       }
       at = to;
     }
-    found[column] = now.slice();
+    found.set(now, 16 * column);
   }
   return found;
 }

@@ -97,9 +97,7 @@ function showCursor(app) {
     for (const what of ["block", "page"])
       nodes.push(...bars(app, log, what, log.countsAt(what, at)));
     const counts = new Int32Array(16);
-    log.requests.forEach((_, i) => {
-      if (log.requests[i].arrived <= at) counts[log.stateAt("request", i, at)]++;
-    });
+    for (const [, state] of log.requestsAt(at)) counts[state]++;
     nodes.push(...bars(app, log, "request", counts));
   }
   byId("cursor").replaceChildren(el("h2", {}, "State at the cursor"), ...nodes);
@@ -250,14 +248,11 @@ function showChain(app) {
 // Requests that hold a row at the cursor, or wait for one.
 function showRunning(app) {
   const log = app.shown()[0],
-    at = app.placeIn(log),
-    rows = [];
-  log.requests.forEach((r, i) => {
-    if (r.arrived > at) return;
-    const state = log.stateAt("request", i, at);
-    if (state && state !== UNKNOWN) rows.push([i, r, log.lanes.request.names[state]]);
-  });
-  const shown = rows.slice(0, 60).map(([i, r, state]) => {
+    at = app.placeIn(log);
+  const rows = log.requestsAt(at).filter(([, state]) => state && state !== UNKNOWN);
+  const shown = rows.slice(0, 60).map(([i, code]) => {
+    const r = log.requests[i],
+      state = log.lanes.request.names[code];
     const planned = log.plannedOf(i, at);
     return el(
       "tr",
