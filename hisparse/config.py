@@ -77,6 +77,11 @@ class PolicyConfig(_Model):
     write_back: Literal["eager", "on_pressure"] = "eager"
     top_k: int = Field(default=2048, gt=0)
     hot_rows: int = Field(default=4096, gt=0, description="rows of a request's hot region")
+    on_copy_failure: Literal["rewind", "fail"] = Field(
+        default="rewind",
+        description="a copy fails whose page steps could read: recompute its rows, or end the "
+        "request",
+    )
     watermark_blocks: int = Field(default=0, ge=0, description="blocks kept free beyond promises")
 
     @model_validator(mode="after")
@@ -227,6 +232,16 @@ def check_capacity(config: HiSparseConfig) -> HiSparseConfig:
             f"pages, and one request of {tokens} tokens needs {pages}: use at least {gib:.6f}"
         )
     return config
+
+
+def recorded_config(text: str) -> HiSparseConfig:
+    """The configuration in a log's header, JSON. A field that is younger than the log says what the
+    code did then, whatever its default is now. Raises ValidationError."""
+    config = HiSparseConfig.model_validate_json(text)
+    if "on_copy_failure" in config.policy.model_fields_set:
+        return config
+    policy = config.policy.model_copy(update={"on_copy_failure": "fail"})
+    return config.model_copy(update={"policy": policy})
 
 
 def config_error(error: ValidationError) -> ConfigError:

@@ -142,11 +142,11 @@ def limit_threads() -> None:
 
 GROUPS = {
     "requests": "requests requests_finished requests_aborted requests_refused requests_failed "
-    "tokens_generated steps rows_computed preemptions",
+    "tokens_generated steps rows_computed preemptions rewinds",
     "same GPU budget, peak": "gpu_blocks block_bytes concurrent_requests_hisparse "
     "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
     "tiers": "spills write_backs restores pages_published prefix_hit_tokens hot_hits hot_misses "
-    "hot_hit_rate host_rows_read",
+    "hot_hit_rate host_rows_read copies_failed",
     "log": "events log_bytes state_digest",
 }
 

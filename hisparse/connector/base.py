@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,18 @@ class KVConnectorOutput:
     """What a worker hands back each step; `kv_connector_worker_meta` is opaque to the engine."""
 
     kv_connector_worker_meta: Any = None
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """A request whose last rows have to be computed again, since a copy that they read failed."""
+
+    request: str
+    epoch: int
+    rows_computed: int
+    """Rows that are valid now; the engine goes on after them, from the tokens that it has."""
+    rows_certain: int
+    """Rows from which sampled tokens stand; tokens of later ones were never certain: drop them."""
 
 
 class SupportsHMA(ABC):
@@ -50,6 +63,10 @@ class KVConnectorBase_V1(ABC):
     def reset_cache(self) -> bool:
         """Scheduler: forget what prefixes could find; False where it cannot now, or has none."""
         return False
+
+    def take_rewound(self) -> Sequence[Rewound]:
+        """Scheduler: requests that went back since the last call, once each time that they did."""
+        return ()
 
     @abstractmethod
     def start_load_kv(self, metadata: Any) -> None:

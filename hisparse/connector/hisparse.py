@@ -15,6 +15,7 @@ from hisparse.connector.base import (
     KVConnectorBase_V1,
     KVConnectorOutput,
     KVConnectorRole,
+    Rewound,
     SupportsHMA,
 )
 from hisparse.errors import UsageError
@@ -96,6 +97,11 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
                 self.taken += 1
             else:
                 self.inert += 1
+
+    def take_rewound(self) -> list[Rewound]:
+        return [
+            Rewound(e.request, e.epoch, e.rows, e.certain) for e in self.coordinator.take_rewound()
+        ]
 
     def request_finished_all_groups(self, request: str, epoch: int) -> None:
         self.coordinator.finish(request, epoch)

@@ -25,6 +25,7 @@ from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
 STALL_STEPS_MAX = 1000
+COMPUTING = (RequestState.ADMITTED, RequestState.PREFILL, RequestState.DECODE)
 
 
 class Runner(Protocol):
@@ -60,7 +61,7 @@ class Served:
     hashed: int = 0  # whole pages hashed so far
     logits: list[np.ndarray] = field(default_factory=list)
     outcome: str = "live"
-    confirmed_rows: int = 0  # rows that no copy's failure can take back
+    confirmed_rows: int = 0  # rows whose tokens no copy's failure can take back
 
     @property
     def key(self) -> tuple[str, int]:
@@ -150,7 +151,6 @@ class ReferenceEngine:
         del self.live[served.key]
         self._ending.pop(served.key, None)
         served.withdraw_provisional()
-        served.confirmed_rows = 0
         served.parent, served.hashed = b"", 0
         self._arrive(served)
         self.live[served.key] = served
@@ -180,6 +180,7 @@ class ReferenceEngine:
     def step(self) -> bool:
         """One scheduler step; False when there was nothing to compute."""
         self.connector.update_connector_output(self._output)
+        self._take_rewound()
         self._drop_failed()
         self._finish_confirmed()
         self.coordinator.admit_waiting()
@@ -191,6 +192,18 @@ class ReferenceEngine:
         self._accept(step, batch, ends, chosen.tolist(), logits)
         self._watch(bool(batch))
         return bool(batch)
+
+    def _take_rewound(self) -> None:
+        """Requests that went back: tokens that were never certain are sampled again."""
+        for rewound in self.connector.take_rewound():
+            served = self.live.get((rewound.request, rewound.epoch))
+            if served is None:
+                continue
+            served.confirmed_rows = max(served.confirmed_rows, rewound.rows_certain)
+            served.withdraw_provisional()
+            self._ending.pop(served.key, None)
+            hashes = self.coordinator.state.requests[served.key].hashes
+            served.hashed, served.parent = len(hashes), hashes[-1] if hashes else b""
 
     def _drop_failed(self) -> None:
         """Requests that the coordinator ended by itself (a copy that lost rows)."""
@@ -206,7 +219,8 @@ class ReferenceEngine:
         confirmed = self.coordinator.state.rows.confirmed
         for request in self.coordinator.state.by_row:
             if request is not None and request.live:
-                self.live[request.key].confirmed_rows = int(confirmed[request.row])
+                served = self.live[request.key]  # rows go back by a rewind, certain tokens do not
+                served.confirmed_rows = max(served.confirmed_rows, int(confirmed[request.row]))
         for served in list(self._ending.values()):
             if served.certain:
                 self.coordinator.finish(*served.key)
@@ -215,14 +229,16 @@ class ReferenceEngine:
     def _choose_rows(self) -> list[tuple[int, Served, int]]:
         """(request row, request, rows to compute): decodes first, then prompts by arrival."""
         state, schedule = self.coordinator.state, self.coordinator.config.schedule
+        computed = state.rows.computed
         running = [
-            q for q in state.by_row if q is not None and q.live and q.key not in self._ending
+            (len(self.live[q.key].tokens) - int(computed[q.row]), q.arrived_seq, q)
+            for q in state.by_row
+            if q is not None and q.state in COMPUTING and q.key not in self._ending
         ]
-        running.sort(key=lambda q: (q.state is not RequestState.DECODE, q.arrived_seq))
+        running.sort(key=lambda item: (item[0] > 1, item[1]))
         room, rows, wanted = schedule.step_rows, [], []
-        for request in running:
-            left = request.prompt_tokens - int(state.rows.computed[request.row])
-            want = min(left, schedule.prefill_chunk, room) if left > 0 else min(1, room)
+        for left, _, request in running:
+            want = min(left, schedule.prefill_chunk, room)
             if want <= 0:
                 break
             rows.append(request.row)

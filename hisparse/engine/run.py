@@ -224,6 +224,8 @@ class Job:
             "hot_hit_rate": device["hits"] / looked_up if looked_up else 0.0,
             "host_rows_read": device["host_rows"],
             "preemptions": counts["preemptions"],
+            "rewinds": counts["rewinds"],
+            "copies_failed": counts["transfers_failed"],
             "events": coordinator.state.seq,
             "log_bytes": log.written_bytes,
             "state_digest": coordinator.digest(),

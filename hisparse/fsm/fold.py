@@ -19,10 +19,13 @@ Handler = Callable[[State, Any, int], None]
 
 
 def _step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
-    rows, starts = blocks.ids(e.rows), blocks.ids(e.starts)
-    ends = starts + blocks.ids(e.counts)
-    blocks.blocks_written(state, rows, starts, ends)
-    requests.step_planned(state, e, rows, starts, ends, seq)
+    blocks.blocks_written(state, e)
+    requests.step_planned(state, e, seq)
+
+
+def _request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:
+    requests.request_rewound(state, e, seq)
+    blocks.blocks_reopened(state, e)
 
 
 HANDLERS: dict[type[ev.Event], Handler] = {
@@ -41,6 +44,8 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.AdmissionDeferred: requests.admission_deferred,
     ev.RequestRefused: requests.request_refused,
     ev.RequestDrained: requests.request_drained,
+    ev.RequestRewound: _request_rewound,
+    ev.RequestResumed: requests.request_resumed,
     ev.BlocksReserved: blocks.blocks_reserved,
     ev.BlocksAdopted: blocks.blocks_adopted,
     ev.BlocksEvicted: blocks.blocks_evicted,

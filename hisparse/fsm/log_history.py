@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ValidationError
 
-from hisparse.config import HiSparseConfig, config_error
+from hisparse.config import HiSparseConfig, config_error, recorded_config
 from hisparse.errors import HiSparseError, InvariantViolation, LogDamage, LogError
 from hisparse.fsm.codec import Codec, Frame, LoggedEvent, SegmentHeader, UnknownEvent
 from hisparse.fsm.events import EVENT_TYPES, LogGap, StepPlanned
@@ -112,7 +112,7 @@ class LogHistory:
         """The configuration that the log was written under. Raises LogError if it is unusable."""
         if self._config is None:
             try:
-                self._config = HiSparseConfig.model_validate_json(self.header.config)
+                self._config = recorded_config(self.header.config)
             except ValidationError as error:
                 where = self.directory.parent
                 raise LogError(
@@ -213,26 +213,18 @@ class LogHistory:
                 self.apply(state, at, event)
         return state
 
-    def snapshot_behind(self, seq: int) -> State | None:
-        """The state of the first intact snapshot at or after `seq`: where a fold resumes."""
-        found = (self._restored(at) for at in self.snapshots.seqs() if seq <= at <= self.last_seq)
-        return next((state for state in found if state is not None), None)
-
     def _nearest(self, seq: int) -> State:
         """The last state at or before `seq` that is known without folding."""
-        found = (self._restored(at) for at in reversed(self.snapshots.seqs()) if at <= seq)
-        return next((state for state in found if state is not None), None) or State(self.config)
-
-    def _restored(self, at: int) -> State | None:
-        """The state in the snapshot of `at`, None if that is damaged or of another seq."""
-        data = self.snapshots.read(at)
-        if data is None:
-            return None
-        try:
-            state = restore(self.config, data)
-        except LogError:
-            return None
-        return state if state.seq == at else None
+        for at in reversed(self.snapshots.seqs()):
+            if at > seq or (data := self.snapshots.read(at)) is None:
+                continue
+            try:
+                state = restore(self.config, data)
+            except LogError:
+                continue
+            if state.seq == at:
+                return state
+        return State(self.config)
 
     def apply(self, state: State, seq: int, event: LoggedEvent) -> None:
         if isinstance(event, UnknownEvent):

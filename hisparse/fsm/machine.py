@@ -69,8 +69,7 @@ class Machine:
 
     def _compile(self) -> U8:
         machine = self.attach(type("Model", (), {})())
-        shape = (len(self.states), len(self.triggers))
-        table = np.full(shape, ILLEGAL, dtype=np.uint8, order="F")  # a trigger's column is dense
+        table = np.full((len(self.states), len(self.triggers)), ILLEGAL, dtype=np.uint8)
         for trigger, event in machine.events.items():
             for arrows in event.transitions.values():
                 for arrow in arrows:
@@ -111,8 +110,8 @@ class Machine:
         Raises IllegalTransition for the first id whose state does not allow `trigger`; then
         nothing has changed.
         """
-        after = self.table[:, trigger][states[ids]]
-        if np.count_nonzero(after == ILLEGAL):
+        after = self.table[states[ids], trigger]
+        if (after == ILLEGAL).any():
             bad = int(ids[int(np.argmax(after == ILLEGAL))])
             raise IllegalTransition(
                 self.name,

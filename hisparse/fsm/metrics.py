@@ -20,7 +20,9 @@ NAMES = (
     "requests_refused",
     "requests_finished",
     "requests_aborted",
+    "requests_failed",
     "preemptions",
+    "rewinds",
     "steps",
     "rows_computed",
     "prefix_hit_pages",
@@ -42,7 +44,9 @@ NAMES = (
 
 class Metrics:
     """Counts of what happened. ``spills`` are pages whose GPU block was given back to be read from
-    the host, whether their copy was made for that (``spills_planned``) or earlier (write-back)."""
+    the host, whether their copy was made for that (``spills_planned``) or earlier (write-back).
+    ``rewinds`` and ``requests_failed`` are the two answers to a copy that failed after it was read;
+    such a request is not among ``requests_aborted``."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(NAMES, 0)
@@ -58,7 +62,11 @@ _HANDLERS: dict[type[ev.Event], Callable[[Any], tuple[str, int]]] = {
     ev.RequestArrived: lambda e: ("requests_arrived", 1),
     ev.RequestRefused: lambda e: ("requests_refused", 1),
     ev.RequestFinished: lambda e: ("requests_finished", 1),
-    ev.RequestAborted: lambda e: ("requests_aborted", 1),
+    ev.RequestAborted: lambda e: (
+        "requests_failed" if e.reason.startswith("copy failed") else "requests_aborted",
+        1,
+    ),
+    ev.RequestRewound: lambda e: ("rewinds", 1),
     ev.RequestPreempted: lambda e: ("preemptions", 1),
     ev.StepPlanned: lambda e: ("steps", 1),
     ev.RowsComputed: lambda e: ("rows_computed", sum(e.counts)),

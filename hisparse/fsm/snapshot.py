@@ -15,6 +15,7 @@ import numpy as np
 from hisparse.config import HiSparseConfig
 from hisparse.errors import LogError
 from hisparse.fsm.idqueue import IdQueue
+from hisparse.fsm.machines import RequestState
 from hisparse.fsm.state import Request, State, Transfer, digest
 
 FORMAT = 1
@@ -137,6 +138,9 @@ def _fill(state: State, taken: Snapshot) -> None:
             state.by_row[request.row] = request
     state.waiting = dict.fromkeys(r.waiting)
     state.draining = dict.fromkeys(r.draining)
+    state.rewinding = {
+        request.key: None for request in r.requests if request.state is RequestState.REWINDING
+    }
     state.transfers = {t.transfer: t for t in r.transfers}
     state.prefix = dict(r.prefix)
     state.pages.hash_of = dict(r.page_hashes)

@@ -82,6 +82,11 @@ class Transfer(msgspec.Struct):
     completed: int = 0
     holds_block: bool = True  # False once the spill gave the resident lease back
 
+    @property
+    def is_read(self) -> bool:
+        """Whether steps may read what it writes before it has completed."""
+        return self.kind is TransferKind.RESTORE or not self.holds_block
+
 
 class BlockColumns:
     """GPU blocks 0..n-1; block 0 is null and never leaves FREE."""
@@ -171,6 +176,7 @@ class State:
         self.by_row: list[Request | None] = [None] * config.schedule.max_requests
         self.waiting: dict[Key, None] = {}  # in order of arrival
         self.draining: dict[Key, None] = {}
+        self.rewinding: dict[Key, None] = {}  # those in state REWINDING
         self.transfers: dict[int, Transfer] = {}
         self.prefix: dict[bytes, int] = {}  # page hash -> published host page
         self.index_prefix: dict[bytes, tuple[int, int]] = {}  # page hash -> index block, slot

@@ -147,6 +147,13 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
         case ev.RequestFinished() | ev.RequestAborted() | ev.RequestPreempted():
             end = type(e).__name__.removeprefix("Request").lower()
             return f"request {e.request}/{e.epoch} was {end}: {e.reason or 'no reason given'}"
+        case ev.RequestRewound():
+            return (
+                f"request {e.request}/{e.epoch} went back to {e.rows} computed rows: a copy failed "
+                f"that steps had read; tokens of its first {e.certain} rows stand"
+            )
+        case ev.RequestResumed():
+            return f"request {e.request}/{e.epoch} computes its rows again from there"
         case ev.AdmissionDeferred() | ev.RequestRefused():
             what = "had to wait" if isinstance(e, ev.AdmissionDeferred) else "was refused"
             return (

@@ -21,6 +21,7 @@ from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
 from hisparse.kv.lifecycle import end_request
 from hisparse.kv.publication import publish
 from hisparse.kv.residency import replace_enqueued
+from hisparse.kv.rewind import rewind
 
 COPY_FAILURES_MAX = 16  # of one request; then its host tier is taken to be broken
 
@@ -102,22 +103,26 @@ def _by_quorum(
 def _replace_spilled(state: State, group: list[Transfer], cause: int) -> Decision[None]:
     """Spills that every reader has enqueued: table entry replaced, source lease released."""
     rows: dict[int, list[int]] = {}
+    computed = state.rows.computed
     for t in group:
-        if t.kind is TransferKind.SPILL and state.rows.live[t.row]:
+        kept = state.rows.live[t.row] and t.entry * state.page_size < computed[t.row]
+        if t.kind is TransferKind.SPILL and kept:  # else ended, or rewound: it settles unread
             rows.setdefault(t.row, []).append(t.entry)
     for row, entries in rows.items():
         yield from replace_enqueued(state, row, np.array(sorted(entries)), cause)
 
 
 def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decision[None]:
-    """A failed copy never becomes valid. Its page is tried again while the block still holds it, so
-    many times; where nothing holds it any more the request is aborted, by name."""
+    """A failed copy never becomes valid. Its page is tried again while the block still holds it.
+    Where steps could read what it did not write, the request is rewound or fails, by policy; after
+    so many failures it fails, by name."""
     yield ev.TransferFailed(cause, rank, ints(t.transfer for t in failed))
-    lost = {t.row for t in failed if t.kind is TransferKind.RESTORE or not t.holds_block}
-    lost |= {t.row for t in failed if state.request_of(t.row).failures > COPY_FAILURES_MAX}
+    read: dict[int, list[Transfer]] = {}
     for t in failed:
-        if t.kind is TransferKind.RESTORE or not t.holds_block:
-            continue  # a step under way may read the lost page: it stays until the request drains
+        if t.is_read or state.request_of(t.row).failures > COPY_FAILURES_MAX:
+            read.setdefault(t.row, []).append(t)
+        if t.is_read:
+            continue  # a step under way may read the lost page: it stays until that is over
         page = np.array([t.page])
         yield ev.HostPagesReleased(
             cause, t.row, PageTrigger.reclaimed, ints(page), page_epochs(state, page), (t.entry,)
@@ -125,8 +130,14 @@ def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decisi
         if state.rows.live[t.row]:
             fresh = yield from take_pages(state, 1, cause)
             yield ev.HostPagesReserved(cause, t.row, ints(fresh), next_page_epochs(state, fresh))
-    for row in sorted(lost):
+    for row, copies in sorted(read.items()):
         request = state.request_of(row)
-        if request.live:
-            yield ev.RequestAborted(cause, request.request, request.epoch, "copy failed")
+        if not request.live:
+            continue
+        again = request.failures <= COPY_FAILURES_MAX
+        if again and state.config.policy.on_copy_failure == "rewind":
+            yield from rewind(state, row, copies, cause)
+        else:
+            reason = "copy failed" if again else f"copy failed, {request.failures} times"
+            yield ev.RequestAborted(cause, request.request, request.epoch, reason)
             yield from end_request(state, request.key, False, cause)

@@ -35,6 +35,7 @@ from hisparse.kv.decision import I64, Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import reclaim
+from hisparse.kv.rewind import resume
 from hisparse.kv.validate import Rows
 
 HISTORY_EVENTS = 10_000  # how far back an error looks for the last events of an id
@@ -59,6 +60,7 @@ class HiSparseCoordinator:
         self.state = State(config)
         self._broken: Exception | None = None
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
+        self._rewound: list[ev.RequestRewound] = []  # not told to the engine yet
         self.resident = HiSparseResidentManager(self.state)
         self.index = HiSparseIndexManager(self.state)
         self.metrics = Metrics()
@@ -80,6 +82,8 @@ class HiSparseCoordinator:
             self._broken = error
             raise
         self.metrics.take(event)
+        if isinstance(event, ev.RequestRewound):
+            self._rewound.append(event)
         return seq
 
     def _with_history(self, error: IllegalTransition) -> IllegalTransition:
@@ -148,13 +152,15 @@ class HiSparseCoordinator:
             rows_wanted: how many more rows each would compute.
 
         Returns:
-            How many each may compute now: what it wants, or less under pressure.
+            How many each may compute now: what it wants, or less under pressure; 0 for a request
+            that is being rewound.
 
         Raises:
             UsageError: a row is not live, or would compute more than its `max_tokens`.
         """
         held = self.state.rows
         at, wanted = validate.growth(self.state, rows, rows_wanted)
+        wanted[validate.rewinding(self.state, at)] = 0
         room = held.pages[at] * self.state.page_size - held.computed[at]
         granted: list[int] = np.minimum(room, wanted).tolist()
         short = np.flatnonzero(room < wanted)
@@ -201,7 +207,8 @@ class HiSparseCoordinator:
 
         Args:
             step: the step's number.
-            rows: request rows, as planned; those whose request ended since are passed over.
+            rows: request rows, as planned; those whose request ended since are passed over, and
+                nothing is accepted of those that were rewound since.
             counts: accepted rows of each, at most what was planned.
             page_hashes: (request row, chain hash) of each page beyond the prompt's whole pages
                 that these rows complete, in order.
@@ -214,6 +221,9 @@ class HiSparseCoordinator:
             return
         live = self.state.rows.live
         known = [(row, page_hash) for row, page_hash in page_hashes if live[row]]
+        if self.state.rewinding:
+            rewound = set(at[validate.rewinding(self.state, at)].tolist())
+            known = [(row, page_hash) for row, page_hash in known if row not in rewound]
         hash_rows = tuple(row for row, _ in known)
         hashes = tuple(page_hash for _, page_hash in known)
         page_size = self.state.page_size
@@ -223,6 +233,12 @@ class HiSparseCoordinator:
         sealed = before < self.state.rows.computed[at] // page_size
         if sealed.any():
             self._run(seal_pages(self.state, at[sealed], before[sealed], seq))
+        self._resume(seq)
+
+    def _resume(self, cause: int) -> None:
+        """Requests that were rewound, and that nothing holds back any more, go on."""
+        for key in list(self.state.rewinding):
+            self._run(resume(self.state, key, cause))
 
     def confirmed(self, request: str, epoch: int) -> int:
         """Leading rows of a request that are certain: no step that computed them could read a page
@@ -272,9 +288,16 @@ class HiSparseCoordinator:
             return False
         seq = self._record(event)
         self._run(acknowledge(self.state, event, seq))
+        self._resume(seq)
         for key in list(self.state.draining):
             self._run(drain(self.state, key, seq))
         return True
+
+    def take_rewound(self) -> list[ev.RequestRewound]:
+        """Requests that went back since the last call, each time that they did: how many of their
+        rows are computed now, and from how many of them sampled tokens stand."""
+        taken, self._rewound = self._rewound, []
+        return taken
 
     # -- the caches as a whole -------------------------------------------------------------------
     def reset_prefix_cache(self) -> bool:

@@ -25,6 +25,13 @@ from hisparse.kv.groups import (
 )
 from hisparse.kv.residency import reclaim, spill_head, split_clean
 
+# How a block whose rows were taken back goes: nothing in it is wanted, by anybody.
+_UNWANTED = (
+    (BlockTrigger.abandoned, BlockState.RESERVED),
+    (BlockTrigger.retired, BlockState.DIRTY),
+    (BlockTrigger.dropped, BlockState.CLEAN),
+)
+
 
 class SingleTypeKVCacheManager:
     """Grows and releases one table of one role."""
@@ -66,9 +73,10 @@ class SingleTypeKVCacheManager:
         """Give back what the ended request holds, tail first: its head is found again longest."""
         raise NotImplementedError
 
-    def _give_back(
+    def give_back(
         self, row: int, entries: I64, trigger: BlockTrigger | None, cause: int
     ) -> Decision[None]:
+        """Give `entries` back, last first; `trigger` moves the blocks (None: others hold them)."""
         if len(entries):
             entries = entries[::-1]
             blocks = self.blocks(row, entries)
@@ -129,12 +137,20 @@ class HiSparseResidentManager(SingleTypeKVCacheManager):
         idle = ~np.isin(blocks, list(copied))
         reserved, dirty = BlockState.RESERVED, BlockState.DIRTY
         abandoned = entries[idle & (states == reserved)]
-        yield from self._give_back(row, abandoned, BlockTrigger.abandoned, cause)
+        yield from self.give_back(row, abandoned, BlockTrigger.abandoned, cause)
         retired = entries[idle & (states == dirty)]
-        yield from self._give_back(row, retired, BlockTrigger.retired, cause)
+        yield from self.give_back(row, retired, BlockTrigger.retired, cause)
         clean = entries[idle & (states == BlockState.CLEAN)]
         for trigger, chosen in split_clean(state, self.blocks(row, clean)):
-            yield from self._give_back(row, clean[chosen], trigger, cause)
+            yield from self.give_back(row, clean[chosen], trigger, cause)
+
+    def release_beyond(self, row: int, first: int, cause: int) -> Decision[None]:
+        """Give back pages from `first` on, whose rows were taken back and which nobody copies."""
+        entries = self.entries(row)
+        entries = entries[entries >= first]
+        states = self.pool.state[self.blocks(row, entries)]
+        for trigger, state in _UNWANTED:
+            yield from self.give_back(row, entries[states == state], trigger, cause)
 
 
 class HiSparseIndexManager(SingleTypeKVCacheManager):
@@ -177,13 +193,44 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
         sealable = blocks[dirty & found]
         if len(sealable):
             yield ev.BlocksSealed(cause, ints(sealable), block_epochs(state, sealable))
-        yield from self._give_back(row, entries[shared], None, cause)
+        yield from self.give_back(row, entries[shared], None, cause)
         reserved = ~shared & (states == BlockState.RESERVED)
-        yield from self._give_back(row, entries[reserved], BlockTrigger.abandoned, cause)
+        yield from self.give_back(row, entries[reserved], BlockTrigger.abandoned, cause)
         unfound = entries[dirty & ~found]
-        yield from self._give_back(row, unfound, BlockTrigger.retired, cause)
+        yield from self.give_back(row, unfound, BlockTrigger.retired, cause)
         final = ~shared & ((states == BlockState.CLEAN) | (dirty & found))
-        yield from self._give_back(row, entries[final], BlockTrigger.cached, cause)
+        yield from self.give_back(row, entries[final], BlockTrigger.cached, cause)
+
+    def shared_beyond(self, row: int, first: int) -> int:
+        """Blocks with pages from `first` on that others hold too."""
+        entries = self.entries(row)
+        entries = entries[entries >= first // self.state.index_pages_per_block]
+        blocks = self.blocks(row, entries)
+        return int(np.count_nonzero(self.pool.refs[blocks] > 1))
+
+    def release_beyond(self, row: int, first: int, cause: int) -> Decision[None]:
+        """Give back blocks of pages from `first` on. Of a shared block that holds earlier pages
+        too, these are copied to a block of its own."""
+        state, per_block = self.state, self.state.index_pages_per_block
+        entries = self.entries(row)
+        entries = entries[entries >= ceil_div(first, per_block)]
+        blocks = self.blocks(row, entries)
+        shared = self.pool.refs[blocks] > 1
+        yield from self.give_back(row, entries[shared], None, cause)
+        for trigger, wanted in _UNWANTED:
+            mine = entries[~shared & (self.pool.state[blocks] == wanted)]
+            yield from self.give_back(row, mine, trigger, cause)
+        entry, kept = divmod(first, per_block)
+        edge = self.blocks(row, np.array([entry])) if kept else np.zeros(0, dtype=np.int64)
+        if len(edge) and self.pool.refs[edge[0]] > 1:
+            yield from self.give_back(row, np.array([entry]), None, cause)
+            yield from self.reserve(row, entry, 1, cause)
+            own = self.blocks(row, np.array([entry]))
+            yield ev.IndexPagesCopied(
+                cause, row, ints(np.repeat(edge, kept)),
+                block_epochs(state, np.repeat(edge, kept)), ints(range(kept)),
+                ints(np.repeat(own, kept)), ints(range(kept)),
+            )  # fmt: skip
 
 
 class HiSparseHotManager(SingleTypeKVCacheManager):
@@ -195,4 +242,4 @@ class HiSparseHotManager(SingleTypeKVCacheManager):
     def release(self, row: int, cause: int) -> Decision[None]:
         if self.state.request_of(row).hot is HotState.LEASED:
             yield ev.HotReleased(cause, row)
-            yield from self._give_back(row, self.entries(row), BlockTrigger.abandoned, cause)
+            yield from self.give_back(row, self.entries(row), BlockTrigger.abandoned, cause)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hisparse.errors import UsageError
 from hisparse.fsm.machines import RequestState
@@ -59,7 +60,7 @@ def growth(state: State, rows: Rows, wanted: Rows) -> tuple[I64, I64]:
     at, more = _columns(state, rows, wanted)
     held = state.rows
     wrong = ~held.live[at] | (held.computed[at] + more > held.limit[at]) | (more < 0)
-    if np.count_nonzero(wrong):
+    if wrong.any():
         i = int(np.argmax(wrong))
         raise UsageError(
             f"request row {at[i]} wants {more[i]} rows: it is "
@@ -77,50 +78,66 @@ def plan(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
     computed = held.computed[at]
     room = held.pages[at] * state.page_size - computed
     wrong = ~held.live[at] | (planned < 1) | (planned > room) | (held.planned[at] > computed)
-    if np.count_nonzero(wrong):
+    wrong |= rewinding(state, at)
+    if wrong.any():
         i = int(np.argmax(wrong))
         raise UsageError(
             f"plan_step: request row {at[i]} plans {planned[i]} rows: it is "
-            f"{'live' if held.live[at[i]] else 'not live'}, has places for {room[i]} more, and "
+            f"{_described(state, int(at[i]))}, has places for {room[i]} more, and "
             f"{held.planned[at[i]] - computed[i]} rows of it are in a step under way"
         )
     return at, planned
 
 
+def rewinding(state: State, at: I64) -> npt.NDArray[np.bool_]:
+    """Which of the request rows `at` are being rewound: they compute nothing."""
+    if not state.rewinding:
+        return np.zeros(len(at), dtype=np.bool_)
+    return np.isin(at, [state.requests[key].row for key in state.rewinding])
+
+
+def _described(state: State, row: int) -> str:
+    if not state.rows.live[row]:
+        return "not live"
+    return "being rewound" if rewinding(state, np.array([row])).any() else "live"
+
+
 def computed(
     state: State, step: int, rows: Rows, counts: Rows, page_hashes: Sequence[tuple[int, bytes]]
 ) -> tuple[I64, I64]:
-    """Rows that `step`, the last one planned, did plan; returns the columns of those still live."""
+    """Rows that `step`, the last one planned, did plan; returns the columns of those still live,
+    0 accepted where the request was rewound meanwhile."""
     if step != state.step:
         raise UsageError(f"rows_computed({step}): the step under way is {state.step}")
     at, accepted = _columns(state, rows, counts)
+    accepted[rewinding(state, at)] = 0  # what was under way may have read what is lost
     held = state.rows
     kept = held.live[at] | ~held.used[at]  # else its request ended while the step was under way
     before = held.computed[at]
     under_way = held.planned[at] - before
     wrong = (held.last_step[at] != step) | (accepted < 0) | (accepted > under_way)
     wrong &= kept
-    if np.count_nonzero(wrong):
+    if wrong.any():
         i = int(np.argmax(wrong))
         raise UsageError(
             f"rows_computed({step}): row {at[i]} accepts {accepted[i]} rows, planned {under_way[i]}"
         )
     if page_hashes:
         _hashes(state, at, before + accepted, page_hashes)
-    return (at, accepted) if np.count_nonzero(kept) == len(at) else (at[kept], accepted[kept])
+    return (at, accepted) if kept.all() else (at[kept], accepted[kept])
 
 
 def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, bytes]]) -> None:
     """No more page hashes than whole pages, of rows of the step."""
     made = Counter(row for row, _ in page_hashes)
-    ends = np.full(len(state.rows.used), -1)
-    ends[at] = after
-    strangers = [row for row in made if not 0 <= row < len(ends) or ends[row] < 0]
-    if strangers:
-        raise UsageError(f"page hashes of rows {sorted(strangers)}, not of this step")
+    ends = dict(zip(at.tolist(), after.tolist(), strict=True))
+    if not made.keys() <= ends.keys():
+        raise UsageError(
+            f"page hashes of rows {sorted(made.keys() - ends.keys())}, not of this step"
+        )
     for row, more in made.items():
-        if state.rows.live[row]:
-            whole = int(ends[row]) // state.page_size
+        if state.rows.live[row] and not rewinding(state, np.array([row])).any():
+            whole = ends[row] // state.page_size
             hashes = len(state.request_of(row).hashes) + more
             if hashes > whole:
                 raise UsageError(f"request row {row}: {hashes} page hashes for {whole} whole pages")

@@ -25,17 +25,25 @@ def _mix(x: U64) -> U64:
 
 
 class Chain:
-    """Per position, a 64-bit tag of all tokens up to and with it. Extends as tokens are added."""
+    """Per position, a 64-bit tag of all tokens up to and with it. Kept from call to call."""
 
     def __init__(self) -> None:
+        self._tokens: list[int] = []
         self._tags: list[int] = []
 
     def tags(self, tokens: Sequence[int]) -> U64:
-        """uint64 [len(tokens)]; `tokens` must extend what was given before."""
+        """uint64 [len(tokens)], of tokens that mostly continue those of the last call."""
+        known = 0
+        for old, new in zip(self._tokens, tokens, strict=False):
+            if old != new:
+                break
+            known += 1
+        del self._tokens[known:], self._tags[known:]
         state = np.array([self._tags[-1] if self._tags else 1], dtype=np.uint64)
-        for token in tokens[len(self._tags) :]:
+        for token in tokens[known:]:
             with np.errstate(over="ignore"):
                 state = _mix(state + _GOLDEN * np.uint64(token + 1))
+            self._tokens.append(token)
             self._tags.append(int(state[0]))
         return np.array(self._tags, dtype=np.uint64)
 

@@ -33,8 +33,11 @@ from hisparse.engine.loop import ReferenceEngine, Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.verify import LiveChecks
 from hisparse.errors import InvariantViolation
+from hisparse.fsm.cursor import LogCursor
+from hisparse.fsm.events import RequestRewound
 from hisparse.fsm.invariants.checker import Violation
 from hisparse.fsm.log import MemoryLog
+from hisparse.fsm.state import Key
 from hisparse.testing.content import Chain, row_bytes
 
 EOS = 96  # never sampled: lengths are the workload's
@@ -114,7 +117,7 @@ class TaggedRunner:
         self.chains: dict[str, Chain] = {}
         self.rows_checked = 0
         self.tolerates_faults = False
-        self.tainted: dict[tuple[str, int], int] = {}  # request -> first row that read other bytes
+        self.tainted: dict[Key, set[tuple[int, int]]] = {}  # (step, row) that read other bytes
 
     def execute(
         self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
@@ -185,8 +188,8 @@ class TaggedRunner:
             wrong = (data != want).any(axis=-1)
             if wrong.any() and rows is not None and self.tolerates_faults:
                 for i in np.flatnonzero(wrong.any(axis=-1)).tolist():
-                    key, position = keys[int(rows.rows[i])], int(rows.positions[i])
-                    self.tainted[key] = min(position, self.tainted.get(key, position))
+                    key = keys[int(rows.rows[i])]
+                    self.tainted.setdefault(key, set()).add((step, int(rows.positions[i])))
             elif wrong.any():
                 at = np.argwhere(wrong)[0].tolist()
                 raise InvariantViolation(
@@ -216,12 +219,16 @@ class Simulation:
     def __init__(self, seed: int, *, requests: int = 14) -> None:
         self.seed = seed
         self.rng = random.Random(f"hisparse simulation {seed}")
-        self.config = random_config(self.rng)
+        config = random_config(self.rng)
+        faults = random.Random(f"hisparse faults {seed}")
+        answer = faults.choice(["rewind", "fail"])
+        self.config = config.model_copy(
+            update={"policy": config.policy.model_copy(update={"on_copy_failure": answer})}
+        )
         self.log = MemoryLog(None)
         # Each extreme of lag hides two of the four waits, so the whole range is drawn.
         self.device = SimDevice(seed, lag=self.rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]))
         self.fault_rate = self.rng.choice([0.0, 0.0, 0.0, 0.03, 0.3])
-        faults = random.Random(f"hisparse faults {seed}")
         replica = LocalReplica(
             self.config,
             log=self.log,
@@ -239,6 +246,8 @@ class Simulation:
             step_ms=10,
         )
         self.runner.engine = self.engine
+        self.rewound: dict[Key, list[tuple[int, int]]] = {}  # step after it, rows kept
+        self._rewinds = LogCursor(self.log, 0)
         self.runner.tolerates_faults = self.fault_rate > 0
         longest = self.config.schedule.max_model_len
         self.workload = random_workload(self.rng, longest, requests)
@@ -257,16 +266,26 @@ class Simulation:
             self.resets += self.coordinator.reset_prefix_cache()
 
     def _check_tainted(self) -> None:
-        """`no_silent_loss`: rows computed from the page of a failed copy are never confirmed."""
+        """`no_silent_loss`: rows computed from the page of a failed copy are never confirmed; they
+        are computed again, in a later step, or end with their request."""
         state = self.coordinator.state
-        for key, position in self.runner.tainted.items():
+        for _, event in self._rewinds.take():
+            if isinstance(event, RequestRewound):
+                key = (event.request, event.epoch)
+                self.rewound.setdefault(key, []).append((state.step, event.rows))
+        for key, tainted in self.runner.tainted.items():
+            for end, kept in self.rewound.get(key, ()):
+                tainted -= {(step, row) for step, row in tainted if step < end and row >= kept}
             request = state.requests.get(key)
-            if request is not None and request.row >= 0:
-                confirmed = int(state.rows.confirmed[request.row])
-                if confirmed > position:
+            if tainted and request is not None and request.row >= 0:
+                confirmed, row = (
+                    int(state.rows.confirmed[request.row]),
+                    min(row for _, row in tainted),
+                )
+                if confirmed > row:
                     raise InvariantViolation(
                         "no_silent_loss",
-                        f"{key} is confirmed up to {confirmed}, row {position} read a failed copy",
+                        f"{key} is confirmed up to {confirmed}, row {row} read a failed copy",
                         seq=state.seq,
                     )
 

@@ -80,6 +80,12 @@ def test_a_version_without_its_events_keeps_every_byte_of_them(directory):
         assert seq == at and codec.encode(event) == (kind, body)
 
 
+def test_a_log_from_before_requests_were_rewound_says_that_they_failed():
+    config = LogHistory.open(GOLDEN / "format-1").config
+    assert config.policy.on_copy_failure == "fail"
+    assert type(config.policy)().on_copy_failure == "rewind"
+
+
 def make():
     """Write the golden log of the current format. Refuses to replace one."""
     from log_rig import write

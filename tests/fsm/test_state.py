@@ -14,7 +14,7 @@ from hisparse.fsm.state import Request, State, Transfer, digest
 
 CONFIG = small_config()
 # Looked at column by column, or said already by other fields or by the configuration.
-APART = {"config", "by_row", "blocks", "pages", "rows"}
+APART = {"config", "by_row", "rewinding", "blocks", "pages", "rows"}
 FIELDS = sorted(
     name
     for name in vars(State(CONFIG)).keys() - APART

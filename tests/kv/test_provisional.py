@@ -55,7 +55,8 @@ def test_provisional_pages_are_neither_published_nor_found():
 
 
 def test_after_a_failed_restore_nothing_of_it_is_ever_published():
-    rig = SchedulerRig(make_config(blocks=46, host_pages=100, longest=80))
+    config = make_config(blocks=46, host_pages=100, longest=80, on_copy_failure="fail")
+    rig = SchedulerRig(config)
     key, copies = restored(rig)
     command = rig.step(ack=False)
     fresh = rig.state.requests[key].hashes[rig.state.requests[key].hit_tokens // PAGE :]
@@ -107,7 +108,7 @@ def test_a_copy_that_always_fails_ends_its_request_by_name():
         if not rig.state.requests.get(key) or not rig.state.requests[key].live:
             break
         rig.fail(*[t.transfer for t in command.transfers])
-    assert [e.reason for e in rig.events(ev.RequestAborted)] == ["copy failed"]
+    assert [e.reason for e in rig.events(ev.RequestAborted)] == ["copy failed, 21 times"]
 
 
 def test_the_worker_is_told_that_a_failed_page_names_nothing():

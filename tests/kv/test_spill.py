@@ -12,9 +12,9 @@ from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, TransferKind
 PROMPT = list(range(40))  # ten pages
 
 
-def squeezed(write_back="on_pressure"):
+def squeezed(write_back="on_pressure", **policy):
     """A request of ten resident pages, then another that needs room: the first loses pages."""
-    rig = SchedulerRig(make_config(blocks=26, write_back=write_back))
+    rig = SchedulerRig(make_config(blocks=26, write_back=write_back, **policy))
     first = rig.arrive("first", PROMPT, new=20)
     rig.step()
     second = rig.arrive("second", [900 + i for i in range(40)], new=4)
@@ -117,8 +117,8 @@ def test_a_failed_write_back_leaves_the_page_dirty_and_is_tried_again():
     assert len(rig.state.prefix) >= 3, "the next seal copied it again"
 
 
-def test_a_failed_spill_whose_block_is_gone_aborts_the_request_by_name():
-    rig, first, _ = squeezed()
+def test_by_policy_a_failed_spill_whose_block_is_gone_ends_the_request_by_name():
+    rig, first, _ = squeezed(on_copy_failure="fail")
     command = rig.step(only=[first], ack=False)
     spill = next(t for t in command.transfers if t.kind is TransferKind.SPILL)
     rig.enqueue(*[t.transfer for t in command.transfers])

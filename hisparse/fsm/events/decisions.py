@@ -54,6 +54,30 @@ class RequestDrained(Event, frozen=True, gc=False, array_like=True, tag=23):
     row: int
 
 
+class RequestRewound(Event, frozen=True, gc=False, array_like=True, tag=24):
+    """A failed copy made rows doubtful: `row` goes back to its first `rows` computed rows.
+
+    Tokens sampled from its first `certain` rows stand; later ones were never certain, and are
+    withdrawn. `blocks` are index blocks that hold rows on both sides: they are written again.
+    """
+
+    request: str
+    epoch: int
+    row: int
+    rows: int
+    certain: int
+    blocks: Ints
+    epochs: Ints
+
+
+class RequestResumed(Event, frozen=True, gc=False, array_like=True, tag=25):
+    """Nothing beyond the rewound rows is held any more: they are computed again from here."""
+
+    request: str
+    epoch: int
+    row: int
+
+
 # -- decisions: GPU blocks ------------------------------------------------------------------------
 
 

@@ -188,16 +188,11 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
     for t in restored:
         state.pages.refs[t.page] -= 1
     _settle(state, moved)
-    for row in sorted({t.row for t in moved if _is_read(t)}):
-        state.rows.unsettled[row] -= sum(_is_read(t) for t in moved if t.row == row)
+    for row in sorted({t.row for t in moved if t.is_read}):
+        state.rows.unsettled[row] -= sum(t.is_read for t in moved if t.row == row)
         assert state.rows.unsettled[row] >= 0, f"row {row}: more copies settled than were read"
         if state.rows.unsettled[row] == 0:
             confirm_rows(state, row)
-
-
-def _is_read(t: Transfer) -> bool:
-    """Whether steps may have read what `t` writes before it completed."""
-    return t.kind is TransferKind.RESTORE or not t.holds_block
 
 
 def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
@@ -212,7 +207,7 @@ def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
         if t.kind is TransferKind.RESTORE:
             state.pages.refs[t.page] -= 1
         state.request_of(t.row).failures += 1
-    _settle(state, moved)  # what was read of them stays unsettled: it is never confirmed
+    _settle(state, moved)  # what was read of them stays unsettled, until the request is rewound
 
 
 def _settle(state: State, transfers: list[Transfer]) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import REQUEST, RequestTrigger
 from hisparse.fsm.state import Request, State
 from hisparse.fsm.wire import Table
-
-I64 = npt.NDArray[np.int64]
 
 
 def move(request: Request, trigger: RequestTrigger, seq: int) -> None:
@@ -45,21 +42,17 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     rows.pages_max[e.row] = ceil_div(request.max_tokens, state.page_size)
 
 
-def step_planned(
-    state: State, e: ev.StepPlanned, at: I64, starts: I64, ends: I64, seq: int
-) -> None:
-    """`at`, `starts` and `ends` are the event's columns."""
+def step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
     assert e.step == state.step + 1, (e.step, state.step)
-    rows = state.rows
-    wrong = ~rows.live[at] | (ends <= starts)
-    assert not np.count_nonzero(wrong), f"step {e.step} plans a row that is not live"
-    wrong = (starts != rows.computed[at]) | (starts != rows.planned[at])
-    assert not np.count_nonzero(wrong), (
+    rows, at = state.rows, np.array(e.rows, dtype=np.int64)
+    starts, counts = np.array(e.starts, dtype=np.int64), np.array(e.counts, dtype=np.int64)
+    assert rows.live[at].all() and (counts > 0).all(), f"step {e.step} plans a row that is not live"
+    assert (starts == rows.computed[at]).all() and (starts == rows.planned[at]).all(), (
         f"step {e.step} plans {e.starts} of rows {e.rows}, computed {rows.computed[at]} (seq {seq})"
     )
     for row in at[starts < rows.prompt[at]].tolist():
         move(state.request_of(row), RequestTrigger.prefilled, seq)
-    rows.planned[at] = ends
+    rows.planned[at] = starts + counts
     rows.last_step[at] = e.step
     state.step = e.step
 
@@ -70,7 +63,7 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
         state.request_of(row).hashes.append(page_hash)
     before = rows.computed[at]
     after = before + np.array(e.counts, dtype=np.int64)
-    assert not np.count_nonzero((after < before) | (after > rows.planned[at])), (
+    assert (after >= before).all() and (after <= rows.planned[at]).all(), (
         f"step {e.step} accepts {e.counts} of rows {e.rows}, planned {rows.planned[at]} (seq {seq})"
     )
     rows.computed[at] = rows.planned[at] = after
@@ -78,10 +71,9 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
     for row in at[(before < prompts) & (prompts <= after)].tolist():
         move(state.request_of(row), RequestTrigger.decoded, seq)
     certain = rows.unsettled[at] == 0
-    sealed = certain & (before // state.page_size < after // state.page_size)
-    certain &= ~sealed
-    rows.confirmed[at[certain]] = after[certain]
-    for row in at[sealed].tolist():
+    sealed = before // state.page_size < after // state.page_size
+    rows.confirmed[at[certain & ~sealed]] = after[certain & ~sealed]
+    for row in at[certain & sealed].tolist():
         confirm_rows(state, row)
 
 
@@ -113,6 +105,7 @@ def _ended(state: State, key: tuple[str, int], trigger: RequestTrigger, why: str
     move(request, RequestTrigger.drained, seq)
     request.reason = why
     state.waiting.pop(key, None)
+    state.rewinding.pop(key, None)
     state.draining[key] = None
     if request.row >= 0:
         state.rows.live[request.row] = False
@@ -159,6 +152,50 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
     rows.unsettled[e.row] = 0
     for column in (*counters, rows.pages_max, rows.prompt, rows.limit, rows.confirmed):
         column[e.row] = 0
+
+
+def request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:
+    request, rows, row = state.requests[(e.request, e.epoch)], state.rows, e.row
+    assert request.row == row, f"{request.key} holds row {request.row}, not {row}"
+    computed, certain = int(rows.computed[row]), int(rows.confirmed[row])
+    published = int(rows.published[row]) * state.page_size
+    assert certain == e.certain and published <= e.rows <= certain, (e, published, certain)
+    move(request, RequestTrigger.rewound, seq)
+    first = ceil_div(e.rows, state.page_size)
+    for page in range(first, certain // state.page_size):
+        _forget_index_page(state, request, page)
+    # Whole pages of the prompt had their hashes at arrival; those of generated tokens may be false.
+    del request.hashes[max(request.prompt_tokens, e.rows) // state.page_size :]
+    if rows.planned[row] == computed:  # else a step is under way, of which nothing is accepted
+        rows.planned[row] = e.rows
+    rows.computed[row] = rows.confirmed[row] = e.rows
+    rows.pages[row] = first
+    rows.unsettled[row] = sum(t.row == row and t.is_read for t in state.transfers.values())
+    state.rewinding[request.key] = None
+
+
+def _forget_index_page(state: State, request: Request, page: int) -> None:
+    """Indexer rows that will be written again are not found by prefix any more. A block that others
+    share is not written again: what is found in it stays."""
+    per_block = state.index_pages_per_block
+    block = int(state.table(Table.INDEX)[request.row, page // per_block])
+    if page >= len(request.hashes) or state.blocks.refs[block] > 1:
+        return
+    page_hash = request.hashes[page]
+    if state.index_prefix.get(page_hash) == (block, page % per_block):
+        del state.index_prefix[page_hash]
+        kept = [h for h in state.index_hashes[block] if h != page_hash]
+        state.index_hashes[block] = kept
+        if not kept:
+            del state.index_hashes[block]
+
+
+def request_resumed(state: State, e: ev.RequestResumed, seq: int) -> None:
+    request, rows = state.requests[(e.request, e.epoch)], state.rows
+    assert request.row == e.row and rows.planned[e.row] == rows.computed[e.row], (e, request)
+    whole = rows.computed[e.row] >= rows.prompt[e.row]
+    move(request, RequestTrigger.decoded if whole else RequestTrigger.prefilled, seq)
+    del state.rewinding[request.key]
 
 
 def tick(state: State, e: ev.Tick, seq: int) -> None:

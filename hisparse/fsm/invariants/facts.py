@@ -26,6 +26,7 @@ class Tenant(msgspec.Struct, eq=False):
     request: str
     epoch: int
     hashes: list[bytes]
+    prompt_tokens: int = 0
     computed: int = 0
     planned: int = 0
     published: int = 0
@@ -112,7 +113,9 @@ class Run:
 
     # -- requests -------------------------------------------------------------------------------
     def _arrived(self, e: ev.RequestArrived) -> None:
-        self.tenants[(e.request, e.epoch)] = Tenant(e.request, e.epoch, list(e.page_hashes))
+        self.tenants[(e.request, e.epoch)] = Tenant(
+            e.request, e.epoch, list(e.page_hashes), e.prompt_tokens
+        )
 
     def _admitted(self, e: ev.RequestAdmitted) -> None:
         tenant = self.rows[e.row] = self.tenants[(e.request, e.epoch)]
@@ -129,6 +132,17 @@ class Run:
             self.rows[row].planned = self.rows[row].computed
         for row, page_hash in zip(e.hash_rows, e.page_hashes, strict=True):
             self.rows[row].hashes.append(page_hash)
+
+    def _rewound(self, e: ev.RequestRewound) -> None:
+        tenant = self.rows[e.row]
+        before = msgspec.structs.replace(tenant, hashes=list(tenant.hashes), computed=e.certain)
+        for block, (role, owner, entry) in self.content.items():
+            if owner is tenant and len(self.holders.get(block, ())) > 1:
+                self.content[block] = (role, before, entry)  # others keep what they share
+        if tenant.planned == tenant.computed:
+            tenant.planned = e.rows
+        tenant.computed = e.rows
+        del tenant.hashes[max(tenant.prompt_tokens, e.rows) // self.page_size :]
 
     def _ended(self, e: ev.RequestFinished | ev.RequestAborted | ev.RequestPreempted) -> None:
         if (tenant := self.tenants.get((e.request, e.epoch))) is not None:
@@ -251,6 +265,7 @@ _TAKE: dict[type[ev.Event], Callable[[Run, Any], None]] = {
     ev.RequestAdmitted: Run._admitted,
     ev.StepPlanned: Run._planned,
     ev.RowsComputed: Run._computed,
+    ev.RequestRewound: Run._rewound,
     ev.RequestFinished: Run._ended,
     ev.RequestAborted: Run._ended,
     ev.RequestPreempted: Run._ended,

@@ -122,7 +122,8 @@ def complete_before_publish(run: Run, e: ev.Event) -> Iterator[str]:
 
 
 def publish_accepted_only(run: Run, e: ev.Event) -> Iterator[str]:
-    """Publication has no gap and ends where accepted rows end; accepted rows were planned."""
+    """Publication has no gap and ends where accepted rows end; accepted rows were planned; what
+    was published is not taken back."""
     if isinstance(e, ev.PagesPublished):
         published: dict[int, int] = {}
         for row, entry in e.places():
@@ -134,6 +135,13 @@ def publish_accepted_only(run: Run, e: ev.Event) -> Iterator[str]:
             end, computed = pages * run.page_size, run.rows[row].computed
             if end > computed:
                 yield f"row {row} publishes rows up to {end}, computed {computed}"
+    elif isinstance(e, ev.RequestRewound):
+        tenant = run.rows[e.row]
+        if not tenant.published * run.page_size <= e.rows <= tenant.computed:
+            yield (
+                f"row {e.row} goes back to {e.rows} rows: it has published {tenant.published} "
+                f"pages and computed {tenant.computed} rows"
+            )
     elif isinstance(e, ev.RowsComputed):
         for row, count in zip(e.rows, e.counts, strict=True):
             end = run.rows[row].computed + count
@@ -247,7 +255,7 @@ def host_reuse_after_readers(run: Run, e: ev.Event) -> Iterator[str]:
 
 
 def _page_given_back(run: Run, e: ev.HostPagesReleased) -> Iterator[str]:
-    tenant, held = run.rows[e.row], set(run.host.get(e.row, {}).values())
+    tenant, held = run.rows[e.row], {page: at for at, page in run.host.get(e.row, {}).items()}
     for page in e.pages:
         writer = run.page_writer.get(page)
         failed = writer is not None and writer.failed
@@ -260,7 +268,7 @@ def _page_given_back(run: Run, e: ev.HostPagesReleased) -> Iterator[str]:
         # A failed page may have been read by a step under way, whose tokens are never accepted.
         if page in held and not failed:
             yield from _page_in_use(run, page, e.row)
-            if tenant.live:
+            if tenant.live and held[page] * run.page_size < tenant.computed:
                 yield f"live row {e.row} gives back host page {page}, which holds rows of it"
             if min(run.retired) < tenant.last_step:
                 yield (

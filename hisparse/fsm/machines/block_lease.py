@@ -3,6 +3,7 @@
 The role of a block (resident, hot, index, staging) is a field beside its state, set at `reserved`
 and kept to the end of the epoch. Hot and staging blocks never become DIRTY; index blocks have no
 spill arrows and turn CLEAN by `sealed`: losing one shortens a prefix, it never loses a live row.
+`reopened`: its owner, alone, goes back to before the last rows in it and will write them again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class BlockTrigger(enum.IntEnum):
     retired = 15
     quarantined = 16
     fenced = 17
+    reopened = 18
 
 
 class BlockRole(enum.IntEnum):
@@ -72,6 +74,7 @@ BLOCK_LEASE = Machine(
         (_T.failed, [_S.PINNED, _S.ENQUEUED], _S.DIRTY),
         (_T.restored, _S.RESERVED, _S.CLEAN),
         (_T.sealed, _S.DIRTY, _S.CLEAN),
+        (_T.reopened, _S.CLEAN, _S.DIRTY),
         (_T.cached, _S.CLEAN, _S.CACHED),
         (_T.adopted, _S.CACHED, _S.CLEAN),
         (_T.evicted, _S.CACHED, _S.FREE),

@@ -1,0 +1,105 @@
+"""Rewind: a copy failed whose page steps had read; the request goes back and computes on.
+
+The last valid boundary lies before the first lost page and before the first row that is not
+certain, on a page boundary; a failed restore loses no row, since its host page is valid. Rows
+beyond it are taken back at once (RequestRewound). What held them goes back when nothing can touch
+it any more: copies of these pages keep their leases until they are acknowledged, host pages until
+every rank has retired the last step that could read them. Then the request goes on (RequestResumed)
+and computes the rows again, from tokens that the engine still has.
+
+    rows      0 ........ published ........ boundary ........ certain ........ computed
+              found by prefix    kept       | taken back, tokens stand | tokens withdrawn
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hisparse.config import ceil_div
+from hisparse.fsm import events as ev
+from hisparse.fsm.machines import BlockState, BlockTrigger, PageState, PageTrigger
+from hisparse.fsm.state import Key, State, Transfer
+from hisparse.fsm.wire import Table, TransferKind
+from hisparse.kv.block_pool import block_epochs
+from hisparse.kv.budget import spare
+from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
+from hisparse.kv.lifecycle import end_request
+from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
+from hisparse.kv.residency import lease_hot, reclaim
+
+
+def rewind(state: State, row: int, failed: list[Transfer], cause: int) -> Decision[None]:
+    """`failed` copies of `row`, which steps could read, are known to have failed."""
+    request, rows, page_size = state.request_of(row), state.rows, state.page_size
+    computed, certain = int(rows.computed[row]), int(rows.confirmed[row])
+    lost = [t.entry * page_size for t in failed if t.kind is not TransferKind.RESTORE]
+    boundary = min([certain, *lost])
+    if boundary < computed:
+        boundary -= boundary % page_size
+    first = ceil_div(boundary, page_size)
+    reopened = _reopened(state, row, first)
+    cause = yield ev.RequestRewound(
+        cause, *request.key, row, boundary, certain, ints(reopened), block_epochs(state, reopened)
+    )
+    restores = [t.entry for t in failed if t.kind is TransferKind.RESTORE and t.entry < first]
+    if restores:  # their host pages are valid, and are read through the hot region from now on
+        yield from lease_hot(state, row, cause)
+        yield from HiSparseResidentManager(state).give_back(
+            row, np.array(restores), BlockTrigger.abandoned, cause
+        )
+    yield from resume(state, request.key, cause)
+
+
+def _reopened(state: State, row: int, first: int) -> I64:
+    """The index block that holds pages on both sides of page `first`, if it was sealed and is not
+    shared (a shared one is copied when the request resumes)."""
+    entry, within = divmod(first, state.index_pages_per_block)
+    block = state.table(Table.INDEX)[row, entry : entry + 1].astype(np.int64)
+    alone = (state.blocks.state[block] == BlockState.CLEAN) & (state.blocks.refs[block] == 1)
+    return block[alone] if within else block[:0]
+
+
+def resume(state: State, key: Key, cause: int) -> Decision[None]:
+    """Give back what a rewinding request holds beyond its rows, if that is possible by now."""
+    rows, row = state.rows, state.requests[key].row
+    first = ceil_div(int(rows.computed[row]), state.page_size)
+    if rows.planned[row] > rows.computed[row]:
+        return  # a step is under way
+    if any(t.row == row and t.entry >= first for t in state.transfers.values()):
+        return
+    held = state.table(Table.HOST)[row, first:].any()
+    if held and min(state.retired) < rows.last_step[row]:
+        return
+    index = HiSparseIndexManager(state)
+    need = index.shared_beyond(row, first)  # blocks of its own in their place: nobody owes it these
+    if need > spare(state):
+        yield from reclaim(state, need - spare(state), cause, "rewind")
+    if need > spare(state):
+        if not rows.spilling.any():
+            yield ev.RequestAborted(cause, *key, "copy failed, and no GPU block to rewind to")
+            yield from end_request(state, key, False, cause)
+        return
+    yield from _replace_host_pages(state, row, first, cause)
+    yield from HiSparseResidentManager(state).release_beyond(row, first, cause)
+    yield from index.release_beyond(row, first, cause)
+    yield ev.RequestResumed(cause, *key, row)
+
+
+def _replace_host_pages(state: State, row: int, first: int, cause: int) -> Decision[None]:
+    """Copies of rows that were taken back: as many pages are reserved in their place."""
+    entries = np.flatnonzero(state.table(Table.HOST)[row, first:]) + first
+    pages = state.table(Table.HOST)[row, entries].astype(np.int64)
+    states = state.pages.state[pages]
+    for trigger, wanted in (
+        (PageTrigger.reclaimed, PageState.FAILED),
+        (PageTrigger.released, PageState.COMPLETED),
+    ):
+        gone, where = pages[states == wanted], entries[states == wanted]
+        if len(gone):
+            yield ev.HostPagesReleased(
+                cause, row, trigger, ints(gone), page_epochs(state, gone), ints(where)
+            )
+    if len(pages):
+        fresh = yield from take_pages(state, len(pages), cause)
+        yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))
