@@ -8,7 +8,7 @@ behind which nothing is checked; 3 for a torn tail.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -21,6 +21,7 @@ from hisparse.fsm.clocks import RankOrder
 from hisparse.fsm.describe import as_dict
 from hisparse.fsm.events import Event, LogGap
 from hisparse.fsm.invariants.checker import Violation
+from hisparse.fsm.invariants.inherited import NEEDS_HISTORY
 from hisparse.fsm.witness import witness
 
 WITNESSES = 10  # violations whose witness is searched for
@@ -32,7 +33,8 @@ WITNESSES = 10  # violations whose witness is searched for
 def check(directory: Path, as_json: bool) -> int:
     """Check the log in DIRECTORY and print what does not hold, with the events that show it.
 
-    Exits 1 for a violation, damage or dropped events, 3 for a torn tail.
+    Behind events that the writer dropped it goes on at the next snapshot. Exits 1 for a violation,
+    for damage, or for dropped events with no snapshot behind them; 3 for what it could read past.
 
     Example: hisparse check runs/one --json
     """
@@ -42,41 +44,62 @@ def check(directory: Path, as_json: bool) -> int:
         emit_json(report)
     else:
         emit(as_text(report))
-    code = told(history.loss, history.gaps, crossed=0)
+    read_to = report["resumed"][-1]["seq"] if report["resumed"] else 0
+    code = told(history.loss, history.gaps, crossed=read_to)
     of_ranks = (told(loss, of=name) for name, loss in history.rank_losses.items())
     violated = report["violations"] or report["unordered"]
     return worst(code, *of_ranks, VIOLATION if violated else 0)
 
 
+class Resumed(NamedTuple):
+    """A gap that a snapshot took up: events of seqs in (after_seq, seq] were not judged."""
+
+    after_seq: int
+    seq: int
+
+
 def audit(history: History) -> dict[str, Any]:
-    """The report: keys `events`, `segments`, `lost`, `gaps`, `checked`, `not_checked`,
-    `violations` and `unordered` are stable."""
+    """The report: keys `events`, `segments`, `lost`, `gaps`, `resumed`, `checked`, `not_checked`,
+    `violations`, `unordered` and `unordered_total` are stable."""
     made = Audit(history.config)
-    state = made.state
+    blocks, pages = len(made.state.blocks.state), len(made.state.pages.state)
     ranks = [
-        RankOrder(name, history.read(1, name), len(state.blocks.state), len(state.pages.state))
-        for name in history.rank_streams()
+        RankOrder(name, history.read(1, name), blocks, pages) for name in history.rank_streams()
     ]
-    gap: LogGap | None = None
+    resumed: list[Resumed] = []
+    cut = False
     for seq, event in history:
+        if seq <= made.state.seq:
+            continue  # the snapshot has it
         if isinstance(event, LogGap):
-            gap = event  # what was said before it is lost: no fact of the run is known any more
-            break
+            state = history.log.snapshot_behind(seq)
+            cut = state is None
+            if state is None:
+                break
+            resumed.append(Resumed(event.after_seq, state.seq))
+            made.resume(state)
+            continue
         if not made.take(seq, event):
             break
         for rank in ranks:
-            rank.folded(seq, event, state)
+            rank.folded(seq, event, made.state)
     for rank in ranks:
         rank.finish()
-    made.finish(torn=gap is not None or history.loss is not None)
+    made.finish(torn=cut or history.loss is not None)
     return {
         "events": made.events,
         "segments": history.segments,
         "lost": lost(history.loss),
         "gaps": dropped(history.gaps),
+        "resumed": [one._asdict() for one in resumed],
         "recounts": made.recounts,
         "checked": list(CHECKED),
-        "not_checked": [{"invariant": i.name, "where": i.where} for i in NOT_CHECKED],
+        "not_checked": [{"invariant": i.name, "where": i.where} for i in NOT_CHECKED]
+        + [
+            {"invariant": name, "where": "log", "from_seq": resumed[0].after_seq + 1}
+            for name in NEEDS_HISTORY
+            if resumed
+        ],
         "violations": _witnessed(history, made.violations),
         "more_violations": made.more,
         "ranks": [
@@ -88,6 +111,7 @@ def audit(history: History) -> dict[str, Any]:
             for rank in ranks
         ],
         "unordered": [pair for rank in ranks for pair in _unordered(history, rank)],
+        "unordered_total": sum(rank.clocks.total for rank in ranks),
     }
 
 
@@ -134,8 +158,13 @@ def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
     lines = [f"{report['events']} events in {report['segments']} segments"]
     lines.append(f"checked      {', '.join(report['checked'])}")
-    rest = ", ".join(f"{i['invariant']} ({i['where']})" for i in report["not_checked"])
+    rest = ", ".join(_unchecked(one) for one in report["not_checked"])
     lines.append(f"not checked  {rest}")
+    for gap in report["resumed"]:
+        lines.append(
+            f"not judged   events {gap['after_seq'] + 1} to {gap['seq']}: dropped, and what"
+        )
+        lines[-1] += " follows up to the next snapshot"
     for violation in report["violations"]:
         lines += ["", f"violated: {violation['invariant']} at seq {violation['seq']}"]
         lines += [f"  {violation['message']}"]
@@ -144,11 +173,19 @@ def as_text(report: dict[str, Any]) -> str:
         lines += ["", f"unordered: {pair['missing_edge']}"]
         for name in ("first", "second"):
             lines.append(f"  {name:<6}  {pair[name]['access']}: {pair[name]['line']}")
+    more = report["unordered_total"] - len(report["unordered"])
+    if more:
+        lines += ["", f"and {more} more unordered pairs"]
     if not report["violations"] and not report["unordered"]:
         lines.append("nothing violated")
     elif report["more_violations"]:
         lines.append(f"and {report['more_violations']} more violations")
     return "\n".join(lines)
+
+
+def _unchecked(one: dict[str, Any]) -> str:
+    behind = f", from seq {one['from_seq']} on" if "from_seq" in one else ""
+    return f"{one['invariant']} ({one['where']}{behind})"
 
 
 def _tail(event: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@
     for seq, event in log:
         if not audit.take(seq, event): break        the event cannot be folded: nothing can follow
     audit.finish()                                  the last full recount
+    audit.resume(state)                             at a snapshot, behind a gap in the log
 
 A full recount runs when a step is planned, at most every `recount_events`: between those a decision
 may be half told. Owns a state, a `Checker` for the run invariants and an `Incremental` for those of
@@ -75,6 +76,14 @@ class Audit:
             self._recount()
         return True
 
+    def resume(self, state: State) -> None:
+        """Go on from `state`, a snapshot behind a gap. Of what came before nothing is judged any
+        more; invariants that need it (`NEEDS_HISTORY`) are not run from here on."""
+        self.state = state
+        self._checker = Checker(state.config, state=state)
+        self._watch = Incremental(state)
+        self._next_recount = self.events  # once a step is planned: a decision may be half told
+
     def finish(self, *, torn: bool = False) -> None:
         """The last full recount, of the state that the log ends in. A log that is `torn`, or that
         stopped at an event, may end inside a decision: its last entries are not judged."""
@@ -103,7 +112,8 @@ class Audit:
             return self._checker.event(seq, event)
         except Exception:
             found = []
-            for name, check in RUN_CHECKS.items():
+            for name in self._checker.names:
+                check = RUN_CHECKS[name]
                 try:
                     found += [
                         Violation(name, seq, text) for text in check(self._checker.run, event)

@@ -101,11 +101,12 @@ class _Pool:
 
 
 class Clocks:
-    """The clocks of one rank. `found` holds one `Unordered` a pair of events, at most `keep`."""
+    """The clocks of one rank. `found` holds one `Unordered` a pair of events, at most `keep`;
+    `total` counts the pairs, those beyond included."""
 
     def __init__(self, blocks: int, pages: int, keep: int = 100) -> None:
         self.found: list[Unordered] = []
-        self.accesses = 0
+        self.accesses = self.total = 0
         self._keep = keep
         self._pools = {"gpu": _Pool(blocks), "host": _Pool(pages)}
         self._streams: list[str] = []
@@ -116,7 +117,9 @@ class Clocks:
         self._last_event = 0
         self._copies: dict[int, int] = {}  # transfer -> the event behind its copy
         self._steps: dict[int, int] = {}  # step -> the event at its end
-        self._told: set[tuple[int, int]] = set()
+        # First events told of with the second event at hand: it is over with the next access.
+        self._told: set[int] = set()
+        self._telling = 0
 
     # -- the stream -------------------------------------------------------------------------------
     def segment(self, events: list[Logged], accesses: StepAccesses | None) -> None:
@@ -214,10 +217,14 @@ class Clocks:
         time: int,
         second: tuple[int, int, bool],
     ) -> None:
-        pair = (first[0], second[0])
-        if pair in self._told or len(self.found) >= self._keep:
+        if second[0] != self._telling:
+            self._telling, self._told = second[0], set()
+        if first[0] in self._told:
             return
-        self._told.add(pair)
+        self._told.add(first[0])
+        self.total += 1
+        if len(self.found) >= self._keep:
+            return
         earlier, later = self._streams[first[1]], self._streams[second[1]]
         times, idents = self._records[first[1]]
         at = bisect_left(times, time)

@@ -19,8 +19,10 @@ Handler = Callable[[State, Any, int], None]
 
 
 def _step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
-    blocks.blocks_written(state, e)
-    requests.step_planned(state, e, seq)
+    rows, starts = blocks.ids(e.rows), blocks.ids(e.starts)
+    ends = starts + blocks.ids(e.counts)
+    blocks.blocks_written(state, rows, starts, ends)
+    requests.step_planned(state, e, rows, starts, ends, seq)
 
 
 def _request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:

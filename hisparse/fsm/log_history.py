@@ -213,18 +213,26 @@ class LogHistory:
                 self.apply(state, at, event)
         return state
 
+    def snapshot_behind(self, seq: int) -> State | None:
+        """The state of the first intact snapshot at or after `seq`: where a fold resumes."""
+        found = (self._restored(at) for at in self.snapshots.seqs() if seq <= at <= self.last_seq)
+        return next((state for state in found if state is not None), None)
+
     def _nearest(self, seq: int) -> State:
         """The last state at or before `seq` that is known without folding."""
-        for at in reversed(self.snapshots.seqs()):
-            if at > seq or (data := self.snapshots.read(at)) is None:
-                continue
-            try:
-                state = restore(self.config, data)
-            except LogError:
-                continue
-            if state.seq == at:
-                return state
-        return State(self.config)
+        found = (self._restored(at) for at in reversed(self.snapshots.seqs()) if at <= seq)
+        return next((state for state in found if state is not None), None) or State(self.config)
+
+    def _restored(self, at: int) -> State | None:
+        """The state in the snapshot of `at`, None if that is damaged or of another seq."""
+        data = self.snapshots.read(at)
+        if data is None:
+            return None
+        try:
+            state = restore(self.config, data)
+        except LogError:
+            return None
+        return state if state.seq == at else None
 
     def apply(self, state: State, seq: int, event: LoggedEvent) -> None:
         if isinstance(event, UnknownEvent):

@@ -69,7 +69,8 @@ class Machine:
 
     def _compile(self) -> U8:
         machine = self.attach(type("Model", (), {})())
-        table = np.full((len(self.states), len(self.triggers)), ILLEGAL, dtype=np.uint8)
+        shape = (len(self.states), len(self.triggers))
+        table = np.full(shape, ILLEGAL, dtype=np.uint8, order="F")  # a trigger's column is dense
         for trigger, event in machine.events.items():
             for arrows in event.transitions.values():
                 for arrow in arrows:
@@ -110,8 +111,8 @@ class Machine:
         Raises IllegalTransition for the first id whose state does not allow `trigger`; then
         nothing has changed.
         """
-        after = self.table[states[ids], trigger]
-        if (after == ILLEGAL).any():
+        after = self.table[:, trigger][states[ids]]
+        if np.count_nonzero(after == ILLEGAL):
             bad = int(ids[int(np.argmax(after == ILLEGAL))])
             raise IllegalTransition(
                 self.name,

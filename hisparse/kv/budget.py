@@ -24,7 +24,7 @@ def window_need(state: State) -> I64:
     """int64 [rows]: resident pages promised to each live row, 0 for the others."""
     rows = state.rows
     window = np.minimum(rows.pages_max, state.window_pages)
-    owed: I64 = np.where(rows.live, window if state.config.offload else rows.pages_max, 0)
+    owed: I64 = (window if state.config.offload else rows.pages_max) * rows.live
     return owed
 
 
@@ -36,12 +36,13 @@ def window_unmet(state: State) -> I64:
 
 def promised(state: State) -> int:
     """GPU blocks owed to live requests and not yet given."""
-    rows = state.rows
-    index_need = -(-rows.pages_max // state.index_pages_per_block)
-    index = np.where(rows.live, index_need - rows.index, 0)
-    hot = np.where(rows.live, state.hot_blocks - rows.hot, 0)
-    assert (index >= 0).all() and (hot >= 0).all(), "a row holds more than it was promised"
-    return int(window_unmet(state).sum() + index.sum() + hot.sum())
+    rows, per_block = state.rows, state.index_pages_per_block
+    index = (rows.pages_max + (per_block - 1)) // per_block - rows.index
+    hot = state.hot_blocks - rows.hot
+    assert not np.count_nonzero((np.minimum(index, hot) < 0) & rows.live), (
+        "a row holds more than it was promised"
+    )
+    return int((window_unmet(state) + (index + hot) * rows.live).sum())
 
 
 def spare(state: State) -> int:

@@ -29,7 +29,9 @@ def ints(values: npt.NDArray[np.generic] | Iterable[int]) -> Ints:
 def spans(rows: I64, first: I64, end: I64) -> tuple[I64, I64]:
     """Entries ``[first[i], end[i])`` of each `rows[i]`, flat: (rows, entries)."""
     counts = end - first
-    if (counts == 1).all():
+    if not np.count_nonzero(counts):
+        return rows[:0], first[:0]
+    if not np.count_nonzero(counts != 1):
         return rows, first
     starts = np.cumsum(counts) - counts  # where each row's entries begin among all
     within = np.arange(int(counts.sum())) - np.repeat(starts, counts)

@@ -60,7 +60,7 @@ def growth(state: State, rows: Rows, wanted: Rows) -> tuple[I64, I64]:
     at, more = _columns(state, rows, wanted)
     held = state.rows
     wrong = ~held.live[at] | (held.computed[at] + more > held.limit[at]) | (more < 0)
-    if wrong.any():
+    if np.count_nonzero(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
             f"request row {at[i]} wants {more[i]} rows: it is "
@@ -79,7 +79,7 @@ def plan(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
     room = held.pages[at] * state.page_size - computed
     wrong = ~held.live[at] | (planned < 1) | (planned > room) | (held.planned[at] > computed)
     wrong |= rewinding(state, at)
-    if wrong.any():
+    if np.count_nonzero(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
             f"plan_step: request row {at[i]} plans {planned[i]} rows: it is "
@@ -117,27 +117,27 @@ def computed(
     under_way = held.planned[at] - before
     wrong = (held.last_step[at] != step) | (accepted < 0) | (accepted > under_way)
     wrong &= kept
-    if wrong.any():
+    if np.count_nonzero(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
             f"rows_computed({step}): row {at[i]} accepts {accepted[i]} rows, planned {under_way[i]}"
         )
     if page_hashes:
         _hashes(state, at, before + accepted, page_hashes)
-    return (at, accepted) if kept.all() else (at[kept], accepted[kept])
+    return (at, accepted) if np.count_nonzero(kept) == len(at) else (at[kept], accepted[kept])
 
 
 def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, bytes]]) -> None:
     """No more page hashes than whole pages, of rows of the step."""
     made = Counter(row for row, _ in page_hashes)
-    ends = dict(zip(at.tolist(), after.tolist(), strict=True))
-    if not made.keys() <= ends.keys():
-        raise UsageError(
-            f"page hashes of rows {sorted(made.keys() - ends.keys())}, not of this step"
-        )
+    ends = np.full(len(state.rows.used), -1)
+    ends[at] = after
+    strangers = [row for row in made if not 0 <= row < len(ends) or ends[row] < 0]
+    if strangers:
+        raise UsageError(f"page hashes of rows {sorted(strangers)}, not of this step")
     for row, more in made.items():
         if state.rows.live[row] and not rewinding(state, np.array([row])).any():
-            whole = ends[row] // state.page_size
+            whole = int(ends[row]) // state.page_size
             hashes = len(state.request_of(row).hashes) + more
             if hashes > whole:
                 raise UsageError(f"request row {row}: {hashes} page hashes for {whole} whole pages")

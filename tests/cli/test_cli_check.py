@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 from cli_case import SMALL, call, call_process, error_of
+from damaged_logs import GAP_TO, rewritten
 from log_case import clean_events, write_log
 from testing.mutants import WAITS, drop_wait
 
@@ -81,6 +82,23 @@ def test_damage_is_a_loss_and_what_lies_before_it_is_checked(directory):
     report = checked(directory, 1)
     assert report["lost"]["torn"] is False and 0 < report["events"] < report["lost"]["expected_seq"]
     assert report["events"] == report["lost"]["expected_seq"] - 1
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_behind_dropped_events_it_goes_on_at_the_snapshot(tmp_path, clean, spoilt):
+    config, events = clean
+    told = [*events, ev.TransferFailed(0, 0, (1 << 40,))] if spoilt else events
+    write_log(tmp_path / "good", config, told)
+    rewritten(tmp_path / "good", tmp_path / "cut", dropping=True, snapshots=True)
+    result = call("check", tmp_path / "cut", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == (1 if spoilt else 3)
+    first, upto = report["gaps"][0]["first_seq"], GAP_TO + 30  # where `rewritten` takes a snapshot
+    assert report["resumed"] == [{"after_seq": first - 1, "seq": upto}]
+    assert report["events"] == len(told) - (upto - first + 1)
+    assert {v["seq"] for v in report["violations"]} == ({len(told)} if spoilt else set())
+    left_out = {i["invariant"]: i["from_seq"] for i in report["not_checked"] if i["where"] == "log"}
+    assert left_out == dict.fromkeys(("complete_before_publish", "one_content"), first)
 
 
 def test_no_log_there(tmp_path):

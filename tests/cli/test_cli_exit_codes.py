@@ -25,7 +25,7 @@ CODES = {
     "log tail D": (0, 3, 1, 0, 0, 0, 0),
     "log recover D": (0, 3, 1, 1, 0, 0, 0),
     "log compact D": (0, 0, 0, 1, 0, 0, 0),
-    "check D": FOLD,
+    "check D": (0, 3, 1, 1, 1, 1, 3),
     "replay D": (0, 3, 1, 1, 1, 1, 3),
     "replay D --at 20": (0,) * 7,
     "replay D --at 200": (0, 0, 1, 1, 1, 1, 3),

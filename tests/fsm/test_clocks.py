@@ -72,6 +72,14 @@ def test_a_wait_does_not_order_what_came_after_the_record():
     assert pairs(record("d2h", 7), READ, wait("compute", 7), WRITE) == [(3, 2, 4)]
 
 
+def test_pairs_beyond_those_kept_are_counted():
+    """A pair of events counts once, however many ids they clash over."""
+    clocks = Clocks(10, 10, keep=2)
+    both = [access("d2h", False, 3, 4), *(access("compute", True, 3, 4) for _ in range(5))]
+    clocks.segment(list(enumerate(both, 1)), None)
+    assert len(clocks.found) == 2 and clocks.total == 5
+
+
 def test_a_wait_after_the_access_comes_too_late():
     assert pairs(READ, record("d2h", 7), WRITE, wait("compute", 7)) == [(3, 1, 3)]
 

@@ -35,7 +35,7 @@ def ids(values: tuple[int, ...]) -> I64:
 def check_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:
     """Every id must come with the epoch that the state holds. Raises StaleEpoch."""
     wrong = columns[at] != epochs
-    if wrong.any():
+    if np.count_nonzero(wrong):
         i = int(np.argmax(wrong))
         raise StaleEpoch(f"{what} {at[i]} has epoch {columns[at[i]]}, the event names {epochs[i]}")
 
@@ -47,8 +47,8 @@ def move_blocks(state: State, blocks: I64, trigger: BlockTrigger) -> None:
 
 def raise_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:
     """Reuse begins a new epoch, exactly one above the last. Raises StaleEpoch."""
-    wrong = columns[at].astype(np.int64) + 1 != epochs
-    if wrong.any():
+    wrong = columns[at] != epochs - 1
+    if np.count_nonzero(wrong):
         i = int(np.argmax(wrong))
         raise StaleEpoch(
             f"{what} {at[i]} is given out under epoch {epochs[i]}, its last was {columns[at[i]]}"
@@ -105,7 +105,7 @@ def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
 
 def _enter(state: State, role: BlockRole, rows: I64, entries: I64, blocks: I64) -> None:
     table = state.table(Table(role))
-    assert not table[rows, entries].any(), (
+    assert not np.count_nonzero(table[rows, entries]), (
         f"table {role.name} rows {np.unique(rows)}: entry given out twice"
     )
     table[rows, entries] = blocks
@@ -121,18 +121,18 @@ def _leave(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -
     assert (state.blocks.refs[blocks] >= 0).all(), "a block was given back twice"
 
 
-def blocks_written(state: State, e: ev.StepPlanned) -> None:
+def blocks_written(state: State, rows: I64, starts: I64, ends: I64) -> None:
     """The rows of a planned step make their pages dirty, on the scheduler side, from the plan."""
     resident, index = state.table(Table.RESIDENT), state.table(Table.INDEX)
-    rows, starts = ids(e.rows), ids(e.starts)
-    first, last = starts // state.page_size, (starts + ids(e.counts) - 1) // state.page_size
-    first_index, last_index = (at // state.index_pages_per_block for at in (first, last))
+    first, last = starts // state.page_size, (ends - 1) // state.page_size
+    first_index = first // state.index_pages_per_block
     parts = [resident[rows, first], index[rows, first_index]]
-    for i in np.flatnonzero(first < last).tolist():
-        parts.append(resident[e.rows[i], first[i] + 1 : last[i] + 1])
-        parts.append(index[e.rows[i], first_index[i] + 1 : last_index[i] + 1])
+    for i in (first < last).nonzero()[0].tolist():
+        last_index = last[i] // state.index_pages_per_block
+        parts.append(resident[rows[i], first[i] + 1 : last[i] + 1])
+        parts.append(index[rows[i], first_index[i] + 1 : last_index + 1])
     blocks = np.concatenate(parts).astype(np.int64)
-    assert blocks.all(), "a planned row has no block to be written to"
+    assert np.count_nonzero(blocks) == len(blocks), "a planned row has no block to be written to"
     move_blocks(state, blocks, BlockTrigger.written)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import REQUEST, RequestTrigger
 from hisparse.fsm.state import Request, State
 from hisparse.fsm.wire import Table
+
+I64 = npt.NDArray[np.int64]
 
 
 def move(request: Request, trigger: RequestTrigger, seq: int) -> None:
@@ -42,17 +45,21 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     rows.pages_max[e.row] = ceil_div(request.max_tokens, state.page_size)
 
 
-def step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
+def step_planned(
+    state: State, e: ev.StepPlanned, at: I64, starts: I64, ends: I64, seq: int
+) -> None:
+    """`at`, `starts` and `ends` are the event's columns."""
     assert e.step == state.step + 1, (e.step, state.step)
-    rows, at = state.rows, np.array(e.rows, dtype=np.int64)
-    starts, counts = np.array(e.starts, dtype=np.int64), np.array(e.counts, dtype=np.int64)
-    assert rows.live[at].all() and (counts > 0).all(), f"step {e.step} plans a row that is not live"
-    assert (starts == rows.computed[at]).all() and (starts == rows.planned[at]).all(), (
+    rows = state.rows
+    wrong = ~rows.live[at] | (ends <= starts)
+    assert not np.count_nonzero(wrong), f"step {e.step} plans a row that is not live"
+    wrong = (starts != rows.computed[at]) | (starts != rows.planned[at])
+    assert not np.count_nonzero(wrong), (
         f"step {e.step} plans {e.starts} of rows {e.rows}, computed {rows.computed[at]} (seq {seq})"
     )
     for row in at[starts < rows.prompt[at]].tolist():
         move(state.request_of(row), RequestTrigger.prefilled, seq)
-    rows.planned[at] = starts + counts
+    rows.planned[at] = ends
     rows.last_step[at] = e.step
     state.step = e.step
 
@@ -63,7 +70,7 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
         state.request_of(row).hashes.append(page_hash)
     before = rows.computed[at]
     after = before + np.array(e.counts, dtype=np.int64)
-    assert (after >= before).all() and (after <= rows.planned[at]).all(), (
+    assert not np.count_nonzero((after < before) | (after > rows.planned[at])), (
         f"step {e.step} accepts {e.counts} of rows {e.rows}, planned {rows.planned[at]} (seq {seq})"
     )
     rows.computed[at] = rows.planned[at] = after
@@ -71,9 +78,10 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
     for row in at[(before < prompts) & (prompts <= after)].tolist():
         move(state.request_of(row), RequestTrigger.decoded, seq)
     certain = rows.unsettled[at] == 0
-    sealed = before // state.page_size < after // state.page_size
-    rows.confirmed[at[certain & ~sealed]] = after[certain & ~sealed]
-    for row in at[certain & sealed].tolist():
+    sealed = certain & (before // state.page_size < after // state.page_size)
+    certain &= ~sealed
+    rows.confirmed[at[certain]] = after[certain]
+    for row in at[sealed].tolist():
         confirm_rows(state, row)
 
 

@@ -4,9 +4,12 @@
     checker.state(state)         at any moment after: the state invariants
 Both return what they found and keep it; `raise_first` turns the first into an InvariantViolation.
 An event goes through the invariants that judge its kind (`JUDGED`); to the others it says nothing.
+Made of a state, it begins there, and leaves out those that need what came before (`inherited.py`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,6 +18,7 @@ from hisparse.errors import InvariantViolation
 from hisparse.fsm import events as ev
 from hisparse.fsm.events import Event
 from hisparse.fsm.invariants.facts import Run
+from hisparse.fsm.invariants.inherited import NEEDS_HISTORY, inherited
 from hisparse.fsm.invariants.run import RUN_CHECKS
 from hisparse.fsm.invariants.state import STATE_CHECKS
 from hisparse.fsm.state import State
@@ -51,9 +55,14 @@ JUDGED: dict[str, tuple[type[Event], ...]] = {
         ev.HostPagesEvicted,
     ),
 }
-_JUDGES: dict[type[Event], tuple[str, ...]] = {
-    kind: tuple(name for name in RUN_CHECKS if kind in JUDGED[name]) for kind in ev.EVENT_TYPES
-}
+_WITHOUT_HISTORY = tuple(name for name in RUN_CHECKS if name not in NEEDS_HISTORY)
+
+
+def _judges(names: Iterable[str]) -> dict[type[Event], tuple[str, ...]]:
+    return {kind: tuple(n for n in names if kind in JUDGED[n]) for kind in ev.EVENT_TYPES}
+
+
+_JUDGES, _JUDGES_WITHOUT_HISTORY = _judges(RUN_CHECKS), _judges(_WITHOUT_HISTORY)
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -67,8 +76,15 @@ class Violation(msgspec.Struct, frozen=True):
 class Checker:
     """Collects the violations of one run: the first `keep` of them, and the count of all."""
 
-    def __init__(self, config: HiSparseConfig, keep: int = 100) -> None:
-        self.run = Run(config.pools.page_size, config.index_pages_per_block, config.ranks)
+    def __init__(
+        self, config: HiSparseConfig, keep: int = 100, *, state: State | None = None
+    ) -> None:
+        if state is None:
+            self.run = Run(config.pools.page_size, config.index_pages_per_block, config.ranks)
+            self.names, self._judges = tuple(RUN_CHECKS), _JUDGES
+        else:
+            self.run = inherited(state)
+            self.names, self._judges = _WITHOUT_HISTORY, _JUDGES_WITHOUT_HISTORY
         self.keep = keep
         self.violations: list[Violation] = []
         self.found = 0
@@ -83,7 +99,7 @@ class Checker:
     def event(self, seq: int, event: Event) -> list[Violation]:
         """Check `event`, about to happen as `seq`, then take it in."""
         found: list[Violation] = []
-        for name in _JUDGES.get(type(event), ()):
+        for name in self._judges.get(type(event), ()):
             for text in RUN_CHECKS[name](self.run, event):
                 found.append(Violation(name, seq, text))
         self.run.take(event)
