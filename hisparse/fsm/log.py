@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hisparse.fsm.codec import LoggedEvent
 
 _READ_CHUNK = 1024
+OFF_KEPT = (
+    64  # events that `off` has before it drops them: at each append would cost more than a ring
+)
 
 
 class Positioned(Protocol):
@@ -131,7 +134,7 @@ class MemoryLog:
         self._events: list[LoggedEvent] = []
         self._base = start  # seq of the event before _events[0]
         self._committed = start
-        self._limit = self._capacity
+        self._limit = self._capacity or OFF_KEPT
         self._cursors: list[Positioned] = []
         self._closed = False
 
@@ -160,7 +163,7 @@ class MemoryLog:
         """Add an event; returns its seq. Raises UsageError once closed."""
         events = self._events
         events.append(event)
-        if len(events) > self._limit:  # rare, or the log is `off`; a closed log's limit is -1
+        if len(events) > self._limit:  # rare; a closed log's limit is -1
             return self._trim()
         return self._base + len(events)
 
@@ -242,10 +245,10 @@ class MemoryLog:
         if self._closed:
             events.pop()  # the append that led here has not happened
             raise UsageError("the log is closed")
-        if not self._cursors and not self._capacity:  # `off`, followed by nobody: each append
+        if not self._cursors and not self._capacity:  # `off`, followed by nobody
             self._base += len(events)
             events.clear()
-            self._limit = 0
+            self._limit = OFF_KEPT
             return self._base
         drop = self._droppable() - self._base
         if drop > 0:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.log import MemoryLog
+from hisparse.fsm.log import OFF_KEPT, MemoryLog
 from hisparse.fsm.log_open import open_log
 
 
@@ -53,15 +53,17 @@ def test_a_ring_keeps_the_last_n_and_names_the_oldest():
 
 def test_off_keeps_nothing_without_a_cursor_and_nothing_after_all_have_read():
     log = MemoryLog(0)
-    fill(log, 5)
-    assert log.statistics().kept_events == len(log._events) == 0
-    first, second = LogCursor(log, 5), LogCursor(log, 5)
+    for _ in range(10 * OFF_KEPT):
+        fill(log, 1)
+        assert log.statistics().kept_events == 0 and len(log._events) <= OFF_KEPT
+    at = log.last_seq
+    first, second = LogCursor(log, at), LogCursor(log, at)
     fill(log, 500)
-    assert [s for s, _ in first.take()] == [*range(6, 506)]
+    assert [s for s, _ in first.take()] == [*range(at + 1, at + 501)]
     assert log.statistics().kept_events == 500
-    assert [s for s, _ in second.take()] == [*range(6, 506)]
+    assert [s for s, _ in second.take()] == [*range(at + 1, at + 501)]
     assert log.statistics().kept_events == len(log._events) == 0
-    assert log.last_seq == 505
+    assert log.last_seq == at + 500
 
 
 @given(
