@@ -16,7 +16,7 @@ import click
 from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.output import Progress, table
 from hisparse.config import LogConfig
-from hisparse.engine.options import RunConfig, refuse_unbuilt
+from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.errors import ConfigError
 
 POLICIES: tuple[str, ...] = get_args(RunConfig.model_fields["policy"].annotation)
@@ -52,7 +52,14 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 @_field("--spec", "Speculated tokens a step (not built yet).", type=int, metavar="N")
 @click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
 @_field("--model", "Model.", metavar="NAME")
-@_field("--record-selections", "Record top-k in a sidecar (not built yet).", is_flag=True)
+@_field(
+    "--record-selections",
+    "Record what attention selects, beside the log: of all requests, or of one in N.",
+    is_flag=False,
+    flag_value=1,
+    type=int,
+    metavar="[N]",
+)
 @click.option(
     "--log",
     "log_dir",
@@ -90,6 +97,7 @@ def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any)
     refuse_unknown_policy(options.get("policy"))
     config = RunConfig.model_validate(options)
     refuse_unbuilt(config)
+    refuse_lost_selections(config)
     refuse_used_log(config.log)
     limit_threads()
     progress = Progress()

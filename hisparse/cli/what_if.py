@@ -18,11 +18,13 @@ import click
 from pydantic import ValidationError
 
 from hisparse.cli.errors import VIOLATION, say
-from hisparse.cli.losses import dropped, lost, worst
+from hisparse.cli.losses import dropped, lost, told, worst
 from hisparse.cli.opening import DIRECTORY, History, open_history
 from hisparse.cli.output import Progress, emit, emit_json
 from hisparse.cli.what_if_text import as_text
 from hisparse.config import HiSparseConfig, PolicyConfig, config_error
+from hisparse.engine.selections import STREAM as SELECTIONS
+from hisparse.engine.selections import read_selections
 from hisparse.engine.what_if.changes import changed_config, drop, swap
 from hisparse.engine.what_if.recording import Recording
 from hisparse.engine.what_if.study import Study, Variant
@@ -91,12 +93,16 @@ def what_if(
     """
     given = {name: _values(name, texts) for name, texts in sizes.items() if texts}
     history = open_history(directory)
-    if "hot_rows" in given:
-        refuse_without_selections(directory)
+    selections = read_selections(directory)
+    if "hot_rows" in given and selections is None:
+        raise UsageError(
+            f"--hot-rows needs what attention selected, and {directory} does not hold it: record a "
+            "run with hisparse run --record-selections"
+        )
     combinations = list(_combinations(history.config, policies, given))
     if len(combinations) > VARIANTS_MAX:
         raise UsageError(f"{len(combinations)} variants: ask for at most {VARIANTS_MAX} at once")
-    study = Study(history.config, lambda: _upto_gap(history))
+    study = Study(history.config, lambda: _upto_gap(history), selections)
     recording = _changed_inputs(history, study.recording, drops, swaps)
     inputs = [*(f"drop {seq}" for seq in drops), *(f"swap {a} {b}" for a, b in swaps)]
     progress = Progress()
@@ -119,15 +125,8 @@ def what_if(
     else:
         emit(as_text(report))
     broken = _talk(report)
-    return worst(broken, history.told("last", crossed=study.read_seq))
-
-
-def refuse_without_selections(directory: Path) -> None:
-    """Raises UsageError: what a smaller or larger hot region hits depends on what was selected."""
-    raise UsageError(
-        f"--hot-rows needs the selections of the run, and {directory} has none: record one with "
-        "hisparse run --record-selections"
-    )
+    lacking = told(selections.loss, of=SELECTIONS) if selections is not None else 0
+    return worst(broken, lacking, history.told("last", crossed=study.read_seq))
 
 
 def _upto_gap(history: History) -> Iterator[tuple[int, Event]]:

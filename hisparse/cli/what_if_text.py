@@ -6,7 +6,7 @@ from typing import Any
 
 SIDE_BY_SIDE = 5  # variants, `recorded` and `replayed` included
 MIB = 1 << 20
-_BYTES = ("host_bytes_written", "host_bytes_read")
+_BYTES = ("host_bytes_written", "host_bytes_read", "host_row_bytes_read")
 _HIDDEN = {"name", "changes", "refused_at_start", "first_difference_seq", "invariants_checked"}
 _SHORT = {  # columns of the long form
     "finished": "done",
@@ -22,6 +22,8 @@ _SHORT = {  # columns of the long form
     "peak_concurrent_requests": "peak reqs",
     "peak_gpu_blocks": "gpu",
     "peak_host_pages": "host",
+    "hot_hit_rate": "hit rate",
+    "host_row_bytes_read": "rows read",
     "steps": "steps",
     "waited_steps_mean": "waited",
     "violations": "violated",
@@ -36,8 +38,9 @@ def as_text(report: dict[str, Any]) -> str:
         rows = [["", *(variant["name"] for variant in variants)]]
         rows += [[name, *(_shown(name, v[name]) for v in variants)] for name in names]
     else:
-        rows = [["variant", *_SHORT.values()]]
-        rows += [[v["name"], *(_shown(name, v[name]) for name in _SHORT)] for v in variants]
+        names = [name for name in _SHORT if name in variants[-1]]
+        rows = [["variant", *(_SHORT[name] for name in names)]]
+        rows += [[v["name"], *(_shown(name, v[name]) for name in names)] for v in variants]
     reproduced = report["baseline"]["reproduced"]
     said = "equals the log" if reproduced else "differs from the log"
     head = f"{report['events']} events, {report['steps']} steps; their replay {said}"
@@ -47,6 +50,8 @@ def as_text(report: dict[str, Any]) -> str:
 def _shown(name: str, value: Any) -> str:
     if name in _BYTES:
         return f"{value / MIB:.1f} MiB"
+    if name == "hot_hit_rate":
+        return f"{value:.3f}"
     match value:
         case list():
             return str(len(value))

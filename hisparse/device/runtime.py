@@ -163,20 +163,9 @@ class HiSparseRuntime:
             self.resolver.forget_rows(rows)
 
     def forget_entries(self, table: Table, row: int, entries: npt.NDArray[np.int64]) -> None:
-        """`entries` of `row` named another id: hot rows that lived there, or came from there, go.
-
-        A HOT entry gave another block to ``page_size`` slots; a HOST entry another page to
-        ``page_size`` positions (after a failed copy and a rewind, the old rows are wrong).
-        """
-        if self.resolver is None or not self._geometry.hot_rows:
-            return
-        size = self._geometry.page_size
-        for entry in entries.tolist():
-            if table == Table.HOT:
-                last = min((entry + 1) * size, self._geometry.hot_rows)
-                self.resolver.forget_slots(row, entry * size, last)
-            elif table == Table.HOST:
-                self.resolver.forget_positions(row, entry * size, (entry + 1) * size)
+        """`entries` of `row` named another id: see the function of that name."""
+        if self.resolver is not None and self._geometry.hot_rows:
+            forget_entries(self.resolver, self._geometry, table, row, entries)
 
     def statistics(self) -> dict[str, int]:
         """Counters of the ops that have run; a leader's hits, misses and resident entries too."""
@@ -189,6 +178,27 @@ class HiSparseRuntime:
         if self.resolver is not None:
             counts |= self.resolver.statistics()
         return counts
+
+
+def forget_entries(
+    resolver: Resolver,
+    geometry: Geometry,
+    table: Table,
+    row: int,
+    entries: npt.NDArray[np.int64],
+) -> None:
+    """`entries` of `row` named another id: hot rows that lived there, or came from there, go.
+
+    A HOT entry gave another block to ``page_size`` slots; a HOST entry another page to
+    ``page_size`` positions (after a failed copy and a rewind, the old rows are wrong).
+    """
+    size = geometry.page_size
+    for entry in entries.tolist():
+        if table == Table.HOT:
+            last = min((entry + 1) * size, geometry.hot_rows)
+            resolver.forget_slots(row, entry * size, last)
+        elif table == Table.HOST:
+            resolver.forget_positions(row, entry * size, (entry + 1) * size)
 
 
 def _same_rows(a: StepRows, b: StepRows) -> bool:

@@ -38,10 +38,20 @@ class RunConfig(BaseModel):
     spec: int = Field(default=0, ge=0)
     graph: bool = False
     model: str = "builtin"
-    record_selections: bool = False
+    record_selections: int = Field(
+        default=0, ge=0, description="0: none; 1: of all requests; n: of one in n"
+    )
     log: LogConfig = LogConfig()
     verify: bool = True
     seed: int = Field(default=0, ge=0, lt=1 << 32)
+
+
+def refuse_lost_selections(config: RunConfig) -> None:
+    """Selections are written beside the log. Raises ConfigError where there is no such place."""
+    if config.record_selections and config.log.mode != "disk":
+        raise ConfigError(
+            f"record_selections={config.record_selections} needs a log on disk: give --log DIR"
+        )
 
 
 def refuse_unbuilt(config: RunConfig) -> None:
@@ -49,7 +59,6 @@ def refuse_unbuilt(config: RunConfig) -> None:
     unbuilt = {
         "spec": config.spec > 0,
         "graph": config.graph,
-        "record_selections": config.record_selections,
         "model": config.model != "builtin",
     }
     for name, asked in unbuilt.items():

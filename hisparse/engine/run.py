@@ -30,15 +30,17 @@ from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import Peaks, ReferenceEngine, Served
-from hisparse.engine.options import RunConfig, refuse_unbuilt
+from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
+from hisparse.engine.selections import STREAM as SELECTIONS
+from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
 from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.engine.verify import ContentOracle, LiveChecks, differing_requests
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
-from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.events import EVENT_TYPES, Event
 from hisparse.fsm.log import EventLog, MemoryLog
 from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_open import open_log
@@ -110,6 +112,7 @@ class Job:
 
     def __init__(self, config: RunConfig, progress: Progress | None = None) -> None:
         refuse_unbuilt(config)
+        refuse_lost_selections(config)
         self.config = config
         self.progress = progress or (lambda stage, done, total: None)
         device = open_device(config.device, seed=config.seed, lag=0.5)
@@ -130,10 +133,10 @@ class Job:
         finally:
             log.close()
 
-    def _open_log(self, stream: str) -> EventLog:
+    def _open_log(self, stream: str, types: tuple[type[Event], ...] = EVENT_TYPES) -> EventLog:
         return open_log(
             self.hisparse.log,
-            Codec(EVENT_TYPES),
+            Codec(types),
             stream=stream,
             config_json=self.hisparse.model_dump_json(),
         )
@@ -158,11 +161,19 @@ class Job:
         replica = LocalReplica(self.hisparse, log=log, device=self.device, sink=sink)
         coordinator, worker = replica.coordinator, replica.worker
         oracle, live = ContentOracle(expected), LiveChecks(coordinator, worker)
+        selections = self._recorder(replica)
+
+        def on_begin() -> None:
+            if verify:
+                live.probe_tables()
+            if selections is not None:
+                selections.begin_step()
+
         runner = TieredRunner(
             self.model,
             TieredCache(worker, oracle if verify else None),
             replica.rank,
-            live.probe_tables if verify else None,
+            on_begin,
         )
         engine = ReferenceEngine(
             coordinator,
@@ -177,6 +188,8 @@ class Job:
         def after_step(engine: ReferenceEngine) -> None:
             if rank_log is not None:
                 rank_log.commit()
+            if selections is not None:
+                selections.log.commit()
             if isinstance(log, DiskLog) and log.snapshot_due:
                 log.snapshot(coordinator.state.seq, snapshot(coordinator.state))
             if verify:
@@ -192,7 +205,16 @@ class Job:
         replica.close()
         if rank_log is not None:
             rank_log.close()
+        if selections is not None:
+            selections.log.close()
         return report
+
+    def _recorder(self, replica: LocalReplica) -> SelectionRecorder | None:
+        if not self.config.record_selections:
+            return None
+        log = self._open_log(SELECTIONS, (SelectionsTaken,))
+        one_in = self.config.record_selections
+        return SelectionRecorder(replica.worker, replica.coordinator.state, log, one_in)
 
     def _report(
         self, engine: ReferenceEngine, worker: HiSparseWorker, served: list[Served]

@@ -86,7 +86,7 @@ def test_exit_code_1_if_it_does_not_verify(monkeypatch, small_report, broken):
         (["--top-k", 64, "--hot-rows", 32], ["hot_rows=32", "top_k=64"]),
         (["--spec", 2], ["spec=2", "not built"]),
         (["--graph"], ["graph=True", "not built"]),
-        (["--record-selections"], ["record_selections=True", "not built"]),
+        (["--record-selections"], ["record_selections=1", "--log DIR"]),
         (["--model", "glm"], ["model='glm'", "not built"]),
         (["--policy", "magic"], ["policy='magic'", "use one of hybrid"]),
         (["--write-back", "never"], ["write_back='never'", "on_pressure"]),

@@ -125,6 +125,78 @@ def test_a_variant_that_breaks_a_rule_is_exit_code_1(log, monkeypatch):
     assert "baseline differs" in result.stderr
 
 
+# -- hot rows -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory):
+    """(log with selections, the run's report)."""
+    log = tmp_path_factory.mktemp("selected") / "log"
+    return log, report_of(call("run", *SMALL, "--record-selections", "--log", log, "--json"))
+
+
+def test_recorded_selections_hit_again_what_they_hit(selected):
+    log, ran = selected
+    rows = figures(log, "--hot-rows", "32")
+    assert ran["hot_hits"] > 0 < ran["hot_misses"]
+    for row in rows.values():  # 32 is what was recorded
+        for name in ("hot_hits", "hot_misses", "hot_hit_rate", "host_rows_read"):
+            assert row[name] == ran[name], name
+        assert row["selections_unknown"] == 0
+    assert rows["recorded"]["selected_resident"] == rows["replayed"]["selected_resident"] > 0
+
+
+def test_more_hot_rows_hit_more_and_read_less_from_the_host(selected):
+    rows = figures(selected[0], "--hot-rows", "16,64")
+    small, large = (rows[f"hot-rows {n}"] for n in (16, 64))
+    assert small["hot_hit_rate"] < rows["recorded"]["hot_hit_rate"] < large["hot_hit_rate"]
+    assert small["host_rows_read"] > large["host_rows_read"] > 0
+    assert small["violations"] == large["violations"] == []
+
+
+def test_a_pool_that_holds_everything_looks_nothing_up(selected):
+    rows = figures(selected[0], "--hot-rows", "16,256", "--gpu-blocks", "600")
+    rates = [row["hot_hits"] + row["hot_misses"] for row in [*rows.values()][2:]]
+    assert rows["recorded"]["spills"] > 0 and rates == [0, 0]
+
+
+def test_a_cut_log_counts_the_selections_of_its_steps(selected, tmp_path):
+    torn = shutil.copytree(selected[0], tmp_path / "torn")
+    segment = next(torn.glob("scheduler/*.seg"))
+    segment.write_bytes(segment.read_bytes()[:-4000])
+    result = call("what-if", torn, "--json")
+    recorded, replayed = json.loads(result.stdout)["variants"]
+    assert result.exit_code == 3 and 0 < recorded["hot_hits"] < selected[1]["hot_hits"]
+    assert replayed["hot_hits"] == recorded["hot_hits"]
+    assert replayed["hot_misses"] == recorded["hot_misses"]
+
+
+def test_a_torn_sidecar_is_told_and_its_missing_rows_are_counted(selected, tmp_path):
+    torn = shutil.copytree(selected[0], tmp_path / "torn")
+    segment = next(torn.glob("selections/*.seg"))
+    segment.write_bytes(segment.read_bytes()[:-30000])
+    result = call("what-if", torn, "--json")
+    assert result.exit_code == 3 and "selections: recovered with loss" in result.stderr
+    rows = json.loads(result.stdout)["variants"]
+    assert rows[1]["selections_unknown"] > 0
+
+
+def test_one_request_in_n_is_recorded_whole(tmp_path, selected):
+    log = tmp_path / "log"
+    report_of(call("run", *SMALL, "--no-verify", "--record-selections", "2", "--log", log, "--json"))
+    result = call("what-if", log, "--json")
+    recorded, replayed = json.loads(result.stdout)["variants"]
+    assert "requests are recorded: hot rows are theirs alone" in result.stderr
+    assert 0 < recorded["hot_hits"] < selected[1]["hot_hits"]
+    assert replayed["hot_hits"] == recorded["hot_hits"]
+    assert replayed["hot_misses"] == recorded["hot_misses"]
+
+
+def test_other_verbs_pass_over_the_sidecar(selected):
+    for verb in ("check", "replay", "what-if"):
+        assert call(verb, selected[0]).exit_code == 0, verb
+
+
 # -- refusals -------------------------------------------------------------------------------------
 
 

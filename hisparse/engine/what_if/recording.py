@@ -102,6 +102,7 @@ class Recording:
     ticks: list[TimeTold] = field(default_factory=list)
     resets: list[CachesReset] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    numbers: dict[Key, int] = field(default_factory=dict)  # of requests, by id and epoch
     copies: dict[int, tuple[CopyKey, int]] = field(default_factory=dict)  # and their command's step
     steps: int = 0
     last_step_seq: int = 0
@@ -168,6 +169,7 @@ class Recording:
             self.requests.append(request)
         request.lives.append(life)
         self._by_key[event.request, event.epoch] = (request, len(request.lives) - 1)
+        self.numbers[event.request, event.epoch] = request.number
 
     def _computed(self, event: ev.RowsComputed) -> None:
         for row, count in zip(event.rows, event.counts, strict=True):

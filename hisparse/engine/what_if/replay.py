@@ -22,6 +22,7 @@ from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device.rows import StepRows
 from hisparse.engine.loop import ReferenceEngine, Served
 from hisparse.engine.trace import WorkloadRequest
+from hisparse.engine.what_if.hot_rows import HotRows
 from hisparse.engine.what_if.ranks import RecordedRanks
 from hisparse.engine.what_if.recording import (
     CachesReset,
@@ -52,10 +53,15 @@ class ReplayedEngine(ReferenceEngine):
         config: what to decide under; pages must have the recorded size.
         recording: the inputs.
         until_step: stop once this step was planned (None: when everything has drained).
+        hot_rows: resolves what was selected, where that was recorded.
     """
 
     def __init__(
-        self, config: HiSparseConfig, recording: Recording, until_step: int | None = None
+        self,
+        config: HiSparseConfig,
+        recording: Recording,
+        until_step: int | None = None,
+        hot_rows: HotRows | None = None,
     ) -> None:
         update: dict[str, Any] = {"log": LogConfig(mode="off"), "checks": "off"}
         coordinator = HiSparseCoordinator(config.model_copy(update=update), MemoryLog(0))
@@ -63,6 +69,7 @@ class ReplayedEngine(ReferenceEngine):
         super().__init__(coordinator, connector, self, eos=EOS)
         self.recording = recording
         self.until_step = until_step
+        self.hot_rows = hot_rows
         self._ranks = RecordedRanks(recording, config.ranks)
         self._events = LogCursor(coordinator.log, 0)
         self._by_number = {request.number: request for request in recording.requests}
@@ -87,8 +94,15 @@ class ReplayedEngine(ReferenceEngine):
             keys = [self._key(t.transfer) for t in command.transfers]
             messages = self._ranks.answer(command, keys)
             output = KVConnectorOutput(msgspec.msgpack.encode(messages))
+            if self.hot_rows is not None and command.step != self.until_step:
+                self.hot_rows.apply(command)
+                self.hot_rows.resolve(command.step, rows, self._numbers(rows))
         logits = np.zeros((len(chosen), 0), dtype=np.float32)
         return np.array(chosen, dtype=np.int64), logits, output
+
+    def _numbers(self, rows: StepRows) -> dict[int, int]:
+        names = self.coordinator.state.request_of
+        return {r: self._current[names(r).request].number for r in np.unique(rows.rows).tolist()}
 
     def _key(self, transfer: int) -> CopyKey:
         state = self.coordinator.state

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hisparse.config import HiSparseConfig, check_capacity
+from hisparse.engine.selections import Selections
 from hisparse.engine.what_if.figures import Figures
+from hisparse.engine.what_if.hot_rows import Counted, HotRows, RecordedSelections
 from hisparse.engine.what_if.recording import Recording
 from hisparse.engine.what_if.replay import ReplayedEngine
 from hisparse.errors import (
@@ -50,6 +52,17 @@ class Outcome:
 
     figures: Figures
     first_difference: dict[str, Any] | None = None
+    hot_rows: HotRows | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The figures, where the log was left, and what the hot regions hit."""
+        seq = None if self.first_difference is None else self.first_difference["seq"]
+        found = {"first_difference_seq": seq} | self.figures.report()
+        hot = self.hot_rows
+        if hot is not None:
+            found |= _hits(hot.counted, hot.host_rows_read, self.figures.config)
+            found["selections_unknown"] = hot.unknown_rows
+        return found
 
 
 class Study:
@@ -58,12 +71,18 @@ class Study:
     Args:
         config: what it was recorded under.
         events: reads the log from its first event, each time that it is called.
+        selections: what attention selected, where that was recorded.
 
     Raises UsageError for a log that plans no step, InvariantViolation for one that contradicts
     itself.
     """
 
-    def __init__(self, config: HiSparseConfig, events: Callable[[], Iterable[Logged]]) -> None:
+    def __init__(
+        self,
+        config: HiSparseConfig,
+        events: Callable[[], Iterable[Logged]],
+        selections: Selections | None = None,
+    ) -> None:
         self.config = config
         self._events = events
         self.recording = Recording()
@@ -81,6 +100,9 @@ class Study:
         unended = self.recording.open_requests > 0
         self.until_step = self.recording.steps if unended else None
         self.last_seq = self.recording.last_step_seq - 1 if unended else last
+        self.selections = selections and RecordedSelections(
+            self.recording, selections.taken, config, self.until_step
+        )
 
     def recorded(self) -> Iterator[Logged]:
         """The events that are compared."""
@@ -100,14 +122,14 @@ class Study:
             all(recorded.take(seq, event) for seq, event in self.recorded())
             recorded.finish(torn=self.until_step is not None)
         rows = [
-            {"name": "recorded", "changes": {}} | recorded.report(),
-            {"name": "replayed", "changes": {}} | _row(replayed),
+            {"name": "recorded", "changes": {}} | recorded.report() | self._recorded_hits(),
+            {"name": "replayed", "changes": {}} | replayed.row(),
         ]
         for variant in variants:
             progress(len(rows) - 1)
             row = {"name": variant.name, "changes": dict(variant.changes)}
             rows.append(
-                row | {"refused_at_start": _refusal(variant.config)} | _row(self.decide(variant))
+                row | {"refused_at_start": _refusal(variant.config)} | self.decide(variant).row()
             )
         return {
             "events": self.last_seq,
@@ -137,7 +159,11 @@ class Study:
                 outcome.first_difference = _difference(next(beside, None), (seq, event))
             outcome.figures.take(seq, event)
 
-        engine = ReplayedEngine(variant.config, variant.recording, self.until_step)
+        if self.selections is not None:
+            outcome.hot_rows = HotRows(variant.config, self.selections)
+        engine = ReplayedEngine(
+            variant.config, variant.recording, self.until_step, outcome.hot_rows
+        )
         try:
             engine.replay(observe)
         except _BROKEN as error:
@@ -149,15 +175,27 @@ class Study:
             outcome.first_difference = _difference(next(beside, None), None)
         return outcome
 
+    def _recorded_hits(self) -> dict[str, Any]:
+        """What the run counted, beside what its replay finds."""
+        if self.selections is None:
+            return {}
+        found = _hits(self.selections.counted, self.selections.host_rows_read, self.config)
+        return found | {"selections_unknown": 0}
+
     def _assumed(self) -> list[str]:
         """What the log does not say, and was taken to be so."""
+        found = []
+        if self.selections is not None and self.selections.requests < len(self.recording.requests):
+            found.append(
+                f"selections of {self.selections.requests} of {len(self.recording.requests)} "
+                "requests are recorded: hot rows are theirs alone"
+            )
         ended = {d.number for d in self.recording.disturbances if not d.preempts}
         unknown = [
             r.request
             for r in self.recording.requests
             if r.total_tokens is None and r.number not in ended
         ]
-        found = []
         if unknown:
             shown = ", ".join(unknown[:5]) + (", …" if len(unknown) > 5 else "")
             found.append(
@@ -172,10 +210,18 @@ class Study:
         return found
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
-    difference = outcome.first_difference
-    seq = None if difference is None else difference["seq"]
-    return {"first_difference_seq": seq} | outcome.figures.report()
+def _hits(counted: Counted, host_rows: int, config: HiSparseConfig) -> dict[str, Any]:
+    """Selected positions by where they were found, once a row and index group; `host_rows_read`
+    and its bytes over all layers."""
+    looked_up = counted.hits + counted.misses
+    return {
+        "selected_resident": counted.resident,
+        "hot_hits": counted.hits,
+        "hot_misses": counted.misses,
+        "hot_hit_rate": counted.hits / looked_up if looked_up else 0.0,
+        "host_rows_read": host_rows,
+        "host_row_bytes_read": host_rows * config.layout.row_bytes,
+    }
 
 
 def _difference(recorded: Logged | None, decided: Logged | None) -> dict[str, Any] | None:
