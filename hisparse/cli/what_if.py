@@ -165,9 +165,11 @@ def _talk(report: dict[str, Any]) -> int:
         lines = [
             (difference[name] or {"line": "(nothing)"})["line"] for name in ("recorded", "decided")
         ]
+        figures = ", ".join(report["baseline"]["figures_differ"]) or "none"
         say(
             f"baseline differs: the replay of the log leaves it at seq {difference['seq']} "
-            f"(recorded: {lines[0]}; decided: {lines[1]}): compare variants with `replayed`"
+            f"(recorded: {lines[0]}; decided: {lines[1]}): compare variants with `replayed`; "
+            f"figures of it that differ: {figures}"
         )
     for text in report["assumed"]:
         say(f"assumed: {text}")

@@ -87,6 +87,7 @@ def test_a_log_that_contradicts_the_loop_is_said_to_differ(clean):
     report = study_of(config, changed).run([])
     assert not report["baseline"]["reproduced"]
     assert report["baseline"]["first_difference"]["seq"] == seq
+    assert report["baseline"]["figures_differ"] == [], "need is no figure"
 
 
 # -- other sizes ----------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ class Study:
             {"name": "recorded", "changes": {}} | recorded.report() | self._recorded_hits(),
             {"name": "replayed", "changes": {}} | replayed.row(),
         ]
+        told = {name: value for name, value in rows[0].items() if name != "name"}
         for variant in variants:
             progress(len(rows) - 1)
             row = {"name": variant.name, "changes": dict(variant.changes)}
@@ -139,6 +140,7 @@ class Study:
             "baseline": {
                 "reproduced": replayed.first_difference is None,
                 "first_difference": replayed.first_difference,
+                "figures_differ": [n for n, v in rows[1].items() if n in told and told[n] != v],
             },
             "variants": rows,
         }
