@@ -12,6 +12,7 @@ from typing import Any
 from hisparse.config import HiSparseConfig
 from hisparse.errors import LogError
 from hisparse.fsm import events as ev
+from hisparse.fsm.columns import ids
 from hisparse.fsm.evolve import blocks, pages, requests
 from hisparse.fsm.state import State
 
@@ -19,8 +20,8 @@ Handler = Callable[[State, Any, int], None]
 
 
 def _step_planned(state: State, e: ev.StepPlanned, seq: int) -> None:
-    rows, starts = blocks.ids(e.rows), blocks.ids(e.starts)
-    ends = starts + blocks.ids(e.counts)
+    rows, starts = ids(e.rows), ids(e.starts)
+    ends = starts + ids(e.counts)
     blocks.blocks_written(state, rows, starts, ends)
     requests.step_planned(state, e, rows, starts, ends, seq)
 

@@ -62,7 +62,7 @@ class Request(msgspec.Struct):
         return self.state in LIVE
 
 
-class Transfer(msgspec.Struct):
+class Transfer(msgspec.Struct, gc=False):
     """A page copy in flight. Masks hold one bit a rank."""
 
     transfer: int

@@ -15,7 +15,7 @@ from hisparse.errors import ProtocolError
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import PageTrigger
 from hisparse.fsm.state import State, Transfer
-from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, TransferKind
+from hisparse.fsm.wire import Ack, Acknowledgements, TransferKind
 from hisparse.kv.decision import Decision, ints
 from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
 from hisparse.kv.lifecycle import end_request
@@ -43,18 +43,16 @@ def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken |
     fresh = acks.acks[expected - acks.first_seq :]
     if not fresh:
         return None
-    by_kind: dict[AckKind, list[Ack]] = {kind: [] for kind in AckKind}
+    by_kind: tuple[list[Ack], ...] = ([], [], [], [])  # in the order of `AckKind`
     for ack in fresh:
         by_kind[ack.kind].append(ack)
-    enqueued, completed, failed = (
-        by_kind[k] for k in (AckKind.ENQUEUED, AckKind.COMPLETED, AckKind.FAILED)
-    )
-    retired = max([state.retired[rank], *(a.ident for a in by_kind[AckKind.RETIRED])])
+    enqueued, completed, failed, steps = by_kind
+    retired = max([state.retired[rank], *[a.ident for a in steps]])
     return ev.AcknowledgementsTaken(
         0, rank, acks.worker_epoch, expected, acks.last_seq,
-        ints(a.ident for a in enqueued), ints(a.epoch for a in enqueued),
-        ints(a.ident for a in completed), ints(a.epoch for a in completed),
-        ints(a.ident for a in failed), ints(a.epoch for a in failed), retired,
+        ints([a.ident for a in enqueued]), ints([a.epoch for a in enqueued]),
+        ints([a.ident for a in completed]), ints([a.epoch for a in completed]),
+        ints([a.ident for a in failed]), ints([a.epoch for a in failed]), retired,
     )  # fmt: skip
 
 
@@ -69,13 +67,13 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
     both = {t.transfer: t for t in enqueued + completed}  # COMPLETED implies ENQUEUED
     fresh = [t for t in both.values() if not t.enqueued & bit]
     for last, group in _by_quorum(fresh, bit, "enqueued"):
-        yield ev.TransferEnqueued(cause, e.rank, last, ints(t.transfer for t in group))
+        yield ev.TransferEnqueued(cause, e.rank, last, ints([t.transfer for t in group]))
         if last:
             yield from _replace_spilled(state, group, cause)
     unseen = [t for t in completed if not t.completed & bit]
     for last, group in _by_quorum(unseen, bit, "completed"):
         rows = sorted({t.row for t in group})
-        yield ev.TransferCompleted(cause, e.rank, last, ints(t.transfer for t in group))
+        yield ev.TransferCompleted(cause, e.rank, last, ints([t.transfer for t in group]))
         if last:
             yield from publish(state, rows, cause)
 

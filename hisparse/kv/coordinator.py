@@ -160,7 +160,8 @@ class HiSparseCoordinator:
         """
         held = self.state.rows
         at, wanted = validate.growth(self.state, rows, rows_wanted)
-        wanted[validate.rewinding(self.state, at)] = 0
+        if self.state.rewinding:
+            wanted = np.where(validate.rewinding(self.state, at), 0, wanted)
         room = held.pages[at] * self.state.page_size - held.computed[at]
         granted: list[int] = np.minimum(room, wanted).tolist()
         short = np.flatnonzero(room < wanted)
@@ -191,8 +192,8 @@ class HiSparseCoordinator:
         step = self.state.step + 1
         starts = self.state.rows.computed[at]
         seq = self._record(ev.StepPlanned(0, step, ints(at), ints(starts), ints(planned)))
-        short = self.config.policy.watermark_blocks - spare(self.state)
-        if short > 0:
+        watermark = self.config.policy.watermark_blocks
+        if watermark and (short := watermark - spare(self.state)) > 0:
             self._run(reclaim(self.state, short, seq, "watermark"))
         return step
 

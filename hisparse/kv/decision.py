@@ -7,23 +7,19 @@ next, so a decider always sees the effect of what it decided.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from hisparse.fsm.events import Event, Ints
+from hisparse.fsm.columns import I64, ints
+from hisparse.fsm.events import Event
 
 T = TypeVar("T")
 Decision = Generator[Event, int, T]
-I64 = npt.NDArray[np.int64]
+__all__ = ["I64", "Bools", "Decision", "T", "ints", "spans"]
 Bools = npt.NDArray[np.bool_]
-
-
-def ints(values: npt.NDArray[np.generic] | Iterable[int]) -> Ints:
-    """Any ids as the tuple of plain ints that an event carries (a copy, never a view)."""
-    return tuple(values.tolist() if isinstance(values, np.ndarray) else values)
 
 
 def spans(rows: I64, first: I64, end: I64) -> tuple[I64, I64]:

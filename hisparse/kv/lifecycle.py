@@ -28,7 +28,8 @@ def seal_pages(state: State, rows: I64, first: I64, cause: int) -> Decision[None
     if not state.config.offload or state.config.policy.write_back != "eager":
         return
     again = [i for i, row in enumerate(rows.tolist()) if state.request_of(row).failures]
-    first[again] = 0  # a page whose copy failed is copied again with the next that is sealed
+    if again:
+        first[again] = 0  # a page whose copy failed is copied again with the next that is sealed
     rows, entries = spans(rows, first, end)
     dirty = _is_dirty(state, rows, entries)
     rows, entries = rows[dirty], entries[dirty]

@@ -6,13 +6,13 @@ returned, the input cannot fail to fold.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hisparse.errors import UsageError
+from hisparse.fsm.columns import ids
 from hisparse.fsm.machines import RequestState
 from hisparse.fsm.state import Request, State
 from hisparse.kv.decision import I64
@@ -78,7 +78,8 @@ def plan(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
     computed = held.computed[at]
     room = held.pages[at] * state.page_size - computed
     wrong = ~held.live[at] | (planned < 1) | (planned > room) | (held.planned[at] > computed)
-    wrong |= rewinding(state, at)
+    if state.rewinding:
+        wrong |= rewinding(state, at)
     if np.count_nonzero(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
@@ -110,7 +111,8 @@ def computed(
     if step != state.step:
         raise UsageError(f"rows_computed({step}): the step under way is {state.step}")
     at, accepted = _columns(state, rows, counts)
-    accepted[rewinding(state, at)] = 0  # what was under way may have read what is lost
+    if state.rewinding:  # what was under way may have read what is lost
+        accepted = np.where(rewinding(state, at), 0, accepted)
     held = state.rows
     kept = held.live[at] | ~held.used[at]  # else its request ended while the step was under way
     before = held.computed[at]
@@ -129,7 +131,9 @@ def computed(
 
 def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, bytes]]) -> None:
     """No more page hashes than whole pages, of rows of the step."""
-    made = Counter(row for row, _ in page_hashes)
+    made: dict[int, int] = {}
+    for row, _ in page_hashes:
+        made[row] = made.get(row, 0) + 1
     ends = np.full(len(state.rows.used), -1)
     ends[at] = after
     strangers = [row for row in made if not 0 <= row < len(ends) or ends[row] < 0]
@@ -144,8 +148,8 @@ def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, 
 
 
 def _columns(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
-    """`rows`, each once, and their counts, as int64 columns (copies)."""
-    at, beside = np.array(rows, dtype=np.int64), np.array(counts, dtype=np.int64)
+    """`rows`, each once, and their counts, as columns."""
+    at, beside = ids(rows), ids(counts)
     limit = len(state.rows.used)
     if len(at) and not 0 <= at.min() <= at.max() < limit:
         raise UsageError(f"rows {at.tolist()}: request rows are 0..{limit - 1}")

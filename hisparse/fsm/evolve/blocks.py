@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from hisparse.errors import StaleEpoch
 from hisparse.fsm import events as ev
+from hisparse.fsm.columns import I64, ids
 from hisparse.fsm.evolve.requests import register_index_page
 from hisparse.fsm.machines import (
     BLOCK_LEASE,
@@ -19,17 +20,12 @@ from hisparse.fsm.machines import (
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table
 
-I64 = npt.NDArray[np.int64]
 TO_FREE = (
     BlockTrigger.abandoned,
     BlockTrigger.retired,
     BlockTrigger.dropped,
     BlockTrigger.spilled,
 )
-
-
-def ids(values: tuple[int, ...]) -> I64:
-    return np.array(values, dtype=np.int64)
 
 
 def check_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hisparse.fsm import events as ev
-from hisparse.fsm.evolve.blocks import I64, check_epochs, ids, move_blocks, raise_epochs
+from hisparse.fsm.columns import I64, ids
+from hisparse.fsm.evolve.blocks import check_epochs, move_blocks, raise_epochs
 from hisparse.fsm.evolve.requests import confirm_rows
 from hisparse.fsm.machines import (
     HOST_PAGE,
@@ -88,7 +89,7 @@ def _free_pages(state: State, pages: I64) -> None:
 
 def pages_published(state: State, e: ev.PagesPublished, seq: int) -> None:
     p = state.pages
-    kept = ids(tuple(page for page in e.pages if page))
+    kept = ids([page for page in e.pages if page])
     check_epochs("host page", p.epoch, ids(e.pages), ids(e.epochs))
     move_pages(state, kept, PageTrigger.published)
     for page, page_hash in zip(e.pages, e.page_hashes, strict=True):
@@ -112,7 +113,9 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
     assert e.readers and not e.readers & ~e.writers, "every reading rank writes its own copy"
     rows, entries = ids(e.rows) if e.rows else np.full(len(blocks), e.row), ids(e.entries)
     resident, host = state.table(Table.RESIDENT), state.table(Table.HOST)
-    assert (resident[rows, entries] == blocks).all(), "a transfer names the block of another entry"
+    assert not np.count_nonzero(resident[rows, entries] != blocks), (
+        "a transfer names the block of another entry"
+    )
     if e.kind is TransferKind.RESTORE:
         assert (host[rows, entries] == pages).all(), "a restore reads another page than the table's"
         state.pages.refs[pages] += 1
@@ -125,11 +128,14 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
         if e.kind is TransferKind.SPILL:
             np.add.at(state.rows.spilling, rows, 1)
     parts = (owners, e.transfers, e.entries, e.blocks, e.block_epochs, e.pages, e.page_epochs)
+    first = state.next_transfer
+    state.next_transfer += len(e.transfers)
+    assert e.transfers == tuple(range(first, state.next_transfer)), (
+        "transfer ids count up and are never reused"
+    )
     for (row, epoch), ident, entry, block, block_epoch, page, page_epoch in zip(
         *parts, strict=True
     ):
-        assert ident == state.next_transfer, "transfer ids count up and are never reused"
-        state.next_transfer += 1
         state.request_of(row).in_flight += 1
         state.transfers[ident] = Transfer(
             ident, epoch, e.kind, row, entry, block, block_epoch, page, page_epoch,
@@ -148,8 +154,16 @@ def _fill_reservations(state: State, e: ev.TransferPinned, owners: list[tuple[in
         del reserved[: len(pages)]
 
 
-def _move_transfer(t: Transfer, trigger: TransferTrigger, seq: int) -> None:
-    t.state = TransferState(TRANSFER.next(t.state, trigger, t.transfer, epoch=t.epoch, seq=seq))
+def _move_transfers(moved: list[Transfer], trigger: TransferTrigger, seq: int) -> None:
+    before = after = None
+    for t in moved:
+        if t.state is not before:  # mostly all are in one state
+            before = t.state
+            after = TransferState(
+                TRANSFER.next(before, trigger, t.transfer, epoch=t.epoch, seq=seq)
+            )
+        assert after is not None
+        t.state = after
 
 
 def transfer_enqueued(state: State, e: ev.TransferEnqueued, seq: int) -> None:
@@ -158,12 +172,12 @@ def transfer_enqueued(state: State, e: ev.TransferEnqueued, seq: int) -> None:
         assert t.readers >> e.rank & 1 and not t.enqueued >> e.rank & 1, (t, e.rank)
         t.enqueued |= 1 << e.rank
         assert e.last == (t.enqueued == t.readers), "the quorum decides, not the event"
-        trigger = TransferTrigger.enqueued_last if e.last else TransferTrigger.enqueued_partial
-        _move_transfer(t, trigger, seq)
+    trigger = TransferTrigger.enqueued_last if e.last else TransferTrigger.enqueued_partial
+    _move_transfers(moved, trigger, seq)
     if e.last:
         out = [t for t in moved if t.kind is not TransferKind.RESTORE]
-        move_blocks(state, ids(tuple(t.block for t in out)), BlockTrigger.enqueued)
-        move_pages(state, ids(tuple(t.page for t in out)), PageTrigger.enqueued)
+        move_blocks(state, ids([t.block for t in out]), BlockTrigger.enqueued)
+        move_pages(state, ids([t.page for t in out]), PageTrigger.enqueued)
 
 
 def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
@@ -172,21 +186,19 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
         assert t.writers >> e.rank & 1 and not t.completed >> e.rank & 1, (t, e.rank)
         t.completed |= 1 << e.rank
         assert e.last == (t.completed == t.writers), "the quorum decides, not the event"
-        trigger = TransferTrigger.completed_last if e.last else TransferTrigger.completed_partial
-        _move_transfer(t, trigger, seq)
+    trigger = TransferTrigger.completed_last if e.last else TransferTrigger.completed_partial
+    _move_transfers(moved, trigger, seq)
     if not e.last:
         return
-    out = [t for t in moved if t.kind is not TransferKind.RESTORE]
-    move_pages(state, ids(tuple(t.page for t in out)), PageTrigger.completed)
-    held = [t for t in out if t.holds_block]
-    move_blocks(state, ids(tuple(t.block for t in held)), BlockTrigger.completed)
     restored = [t for t in moved if t.kind is TransferKind.RESTORE]
-    move_blocks(state, ids(tuple(t.block for t in restored)), BlockTrigger.restored)
-    for t in held + restored:
-        state.blocks.partner[t.block] = t.page
-        state.pages.partner[t.page] = t.block
-    for t in restored:
-        state.pages.refs[t.page] -= 1
+    out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+    held = [t for t in out if t.holds_block]
+    move_pages(state, ids([t.page for t in out]), PageTrigger.completed)
+    _now_partners(state, held, BlockTrigger.completed)
+    if restored:
+        _now_partners(state, restored, BlockTrigger.restored)
+        for t in restored:
+            state.pages.refs[t.page] -= 1
     _settle(state, moved)
     for row in sorted({t.row for t in moved if t.is_read}):
         state.rows.unsettled[row] -= sum(t.is_read for t in moved if t.row == row)
@@ -195,13 +207,20 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
             confirm_rows(state, row)
 
 
+def _now_partners(state: State, copied: list[Transfer], trigger: BlockTrigger) -> None:
+    """Block and host page of each copy hold the same."""
+    blocks, pages = ids([t.block for t in copied]), ids([t.page for t in copied])
+    move_blocks(state, blocks, trigger)
+    state.blocks.partner[blocks] = pages
+    state.pages.partner[pages] = blocks
+
+
 def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
     moved = [state.transfers[ident] for ident in e.transfers]
-    for t in moved:
-        _move_transfer(t, TransferTrigger.failed, seq)
+    _move_transfers(moved, TransferTrigger.failed, seq)
     out = [t for t in moved if t.kind is not TransferKind.RESTORE]
-    move_pages(state, ids(tuple(t.page for t in out)), PageTrigger.failed)
-    kept = ids(tuple(t.block for t in out if t.holds_block))
+    move_pages(state, ids([t.page for t in out]), PageTrigger.failed)
+    kept = ids([t.block for t in out if t.holds_block])
     move_blocks(state, kept, BlockTrigger.failed)
     for t in moved:
         if t.kind is TransferKind.RESTORE:

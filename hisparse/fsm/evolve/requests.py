@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
+from hisparse.fsm.columns import I64, ids
 from hisparse.fsm.machines import REQUEST, RequestTrigger
 from hisparse.fsm.state import Request, State
 from hisparse.fsm.wire import Table
-
-I64 = npt.NDArray[np.int64]
 
 
 def move(request: Request, trigger: RequestTrigger, seq: int) -> None:
@@ -65,11 +63,11 @@ def step_planned(
 
 
 def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
-    rows, at = state.rows, np.array(e.rows, dtype=np.int64)
+    rows, at = state.rows, ids(e.rows)
     for row, page_hash in zip(e.hash_rows, e.page_hashes, strict=True):
         state.request_of(row).hashes.append(page_hash)
     before = rows.computed[at]
-    after = before + np.array(e.counts, dtype=np.int64)
+    after = before + ids(e.counts)
     assert not np.count_nonzero((after < before) | (after > rows.planned[at])), (
         f"step {e.step} accepts {e.counts} of rows {e.rows}, planned {rows.planned[at]} (seq {seq})"
     )

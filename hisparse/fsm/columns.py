@@ -1,0 +1,53 @@
+"""Columns: ids and counts as the tuples that events hold, and as the arrays that code works on.
+
+`ints` makes the tuple, `ids` the array. A scheduler says the same columns over and over (the rows
+of a step are planned, folded, accepted and folded again), so the last few long ones are remembered
+in both shapes: a memo of immutable values, which changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.fsm.events.base import Ints
+
+I64 = npt.NDArray[np.int64]
+LONG = 16  # values from which a column is worth remembering
+REMEMBERED = 8
+_recent: tuple[tuple[Ints, I64], ...] = ()  # newest first; replaced, never changed
+
+
+def ints(values: npt.NDArray[np.generic] | Iterable[int]) -> Ints:
+    """Any ids as the tuple of plain ints that an event carries (a copy, never a view)."""
+    if not isinstance(values, np.ndarray):
+        return tuple(values)
+    if len(values) < LONG:
+        return tuple(values.tolist())
+    for known, array in _recent:
+        if array is values:
+            return known
+    made = tuple(values.tolist())
+    _remember(made, values.astype(np.int64))
+    return made
+
+
+def ids(values: Sequence[int] | I64) -> I64:
+    """int64 [n]; not to be written to."""
+    if isinstance(values, np.ndarray) or len(values) < LONG:
+        return np.array(values, dtype=np.int64)
+    wanted = tuple(values)
+    for known, array in _recent:
+        if known is wanted or known == wanted:
+            return array
+    made = np.array(wanted, dtype=np.int64)
+    _remember(wanted, made)
+    return made
+
+
+def _remember(column: Ints, array: I64) -> None:
+    global _recent
+    array.flags.writeable = False
+    _recent = ((column, array), *_recent[: REMEMBERED - 1])
