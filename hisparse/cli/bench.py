@@ -103,3 +103,20 @@ def page(directory: Path, runs: int, json: bool) -> None:
     from hisparse.bench.page import bench_page
 
     _report(lambda place: bench_page(directory, place, runs=runs), json)
+
+
+@bench.command()
+@click.option("--row-bytes", type=click.IntRange(16), default=656, show_default=True)
+@click.option("--hot-rows", type=click.IntRange(2048), default=4096, show_default=True)
+@click.option("--slab-gib", type=click.FloatRange(0), default=0, help="Host slab, at least.")
+@click.option("--runs", type=click.IntRange(1), default=15, show_default=True)
+@_json
+def resolver(row_bytes: int, hot_rows: int, slab_gib: float, runs: int, json: bool) -> None:
+    """The fused resolve on a GPU, graph-replayed, beside a raw gather of the rows that it misses.
+
+    Example: hisparse bench resolver --row-bytes 1152
+    """
+    from hisparse.bench.resolver import Shape, bench_resolver
+
+    shape = Shape(row_bytes=row_bytes, hot_rows=hot_rows, slab_gib=slab_gib)
+    _report(lambda _: bench_resolver(shape, runs=runs), json)

@@ -1,0 +1,153 @@
+"""The one seam through which CUDA C++ becomes something to launch.
+
+Owns no memory. Sources are package data below ``kernels/``; sizes are compile-time constants, so a
+module is compiled for each set of sizes and each architecture, by CuPy, which keeps what it made on
+disk under a key of source, options and architecture. CuPy is imported where it is used: a machine
+without a GPU can import this module, and its CI compiles the same sources with the same options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from hisparse.config import HiSparseConfig, ceil_div
+from hisparse.errors import ConfigError, DeviceError
+
+THREADS = 1024  # a block; planning is bound by issue, and fewer threads were slower (see docs)
+CALLS_MAX = 64  # resolve calls of one index group in one step
+_SLOTS_MAX = 32_768  # a slot is an int16
+SOURCES = files("hisparse.device.cuda") / "kernels"
+
+
+@dataclass(frozen=True)
+class ResolveSizes:
+    """What the resolve kernels are compiled for.
+
+    Args:
+        page_size: tokens a page.
+        top_k: positions that a row selects.
+        hot_rows: slots of a request's hot region.
+        pages: entries of the page tables that a request may use.
+        row_bytes: bytes of a row in one layer, a multiple of 16.
+        block_rows: rows from one block of the packed pool to the next.
+
+    Raises ConfigError for sizes that the kernels cannot hold.
+    """
+
+    page_size: int
+    top_k: int
+    hot_rows: int
+    pages: int
+    row_bytes: int
+    block_rows: int
+
+    def __post_init__(self) -> None:
+        if self.row_bytes % 16:
+            raise ConfigError(
+                f"layout.row_bytes={self.row_bytes}: the cuda backend moves rows in pieces of 16 "
+                f"bytes, use {ceil_div(self.row_bytes, 16) * 16}"
+            )
+        if not self.top_k <= self.hot_rows <= _SLOTS_MAX:
+            raise ConfigError(
+                f"policy.hot_rows={self.hot_rows}: the cuda backend takes {self.top_k} (top_k) "
+                f"to {_SLOTS_MAX}"
+            )
+
+    @classmethod
+    def of(cls, config: HiSparseConfig) -> ResolveSizes:
+        return cls(
+            page_size=config.pools.page_size,
+            top_k=config.policy.top_k,
+            hot_rows=config.policy.hot_rows,
+            pages=config.max_pages,
+            row_bytes=config.layout.row_bytes,
+            block_rows=config.block_bytes // config.layout.row_bytes,
+        )
+
+    @property
+    def reach(self) -> int:
+        """Positions of a request."""
+        return self.pages * self.page_size
+
+    @property
+    def hot_blocks(self) -> int:
+        return ceil_div(self.hot_rows, self.page_size)
+
+    @property
+    def stride(self) -> int:
+        """Slots from one request's hot state to the next: whole words of four."""
+        return ceil_div(self.hot_rows, 4) * 4
+
+    @property
+    def map_stride(self) -> int:
+        return self.reach + 8
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: ``Shared`` of ``resolve.cu``."""
+        slots = 4 * ceil_div(self.hot_rows, 4 * THREADS) * THREADS
+        table = 4
+        while table < 2 * self.top_k:
+            table *= 2
+        victims = ceil_div(self.top_k, 2) * 4
+        warps = THREADS // 32
+        return 8 * table + 3 * slots + victims + 4 * self.hot_blocks + 12 * warps + 8
+
+    def options(self) -> tuple[str, ...]:
+        """Compiler options, the same for CuPy and for nvcc."""
+        sizes = {
+            "THREADS": THREADS,
+            "PAGE": self.page_size,
+            "TOPK": self.top_k,
+            "HOT": self.hot_rows,
+            "REACH": self.reach,
+            "ROW_BYTES": self.row_bytes,
+            "BLOCK_ROWS": self.block_rows,
+            "CALLS": CALLS_MAX,
+        }
+        return ("-std=c++17", *(f"-D{name}={value}" for name, value in sizes.items()))
+
+
+def source(name: str) -> str:
+    """A kernel source as one text, its own headers put in their places."""
+    text = (SOURCES / name).read_text(encoding="utf-8")
+    lines = []
+    for line in text.splitlines():
+        own = line.startswith('#include "')
+        lines.append(source(line.split('"')[1]) if own else line)
+    return "\n".join(line for line in lines if line != "#pragma once") + "\n"
+
+
+def require_cupy() -> Any:
+    """CuPy with a usable device. Raises DeviceError that says what is missing."""
+    try:
+        import cupy
+    except ImportError:
+        raise DeviceError(
+            "the cuda backend needs CuPy: install 'hisparse[cuda12]' or 'hisparse[cuda13]'"
+        ) from None
+    try:
+        found = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"the cuda backend found no usable GPU: {error}") from error
+    if not found:
+        raise DeviceError("the cuda backend found no GPU: CUDA_VISIBLE_DEVICES may hide it")
+    return cupy
+
+
+@cache
+def load(name: str, sizes: ResolveSizes) -> Any:
+    """The compiled module of source `name` for `sizes`, for the current device.
+
+    Raises DeviceError with what the compiler said.
+    """
+    cupy = require_cupy()
+    try:
+        module = cupy.RawModule(code=source(name), options=sizes.options(), backend="nvrtc")
+        module.compile()
+    except cupy.cuda.compiler.CompileException as error:
+        raise DeviceError(f"{name} did not compile for {sizes}: {error}") from error
+    return module

@@ -1,0 +1,23 @@
+// Fetching on its own: a follower's bytes of its leader's plan, and the floor of the benchmark.
+#include "rows.cuh"
+
+// A follower's part: the same plan, its own layer's bytes.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_replay(
+    const Miss* misses, const unsigned long long* count, unsigned long long* ticket, int n,
+    const int* step, int call, const uint4* host_rows, uint4* pool_rows) {
+  __shared__ Watch watch;
+  fetch_plan({misses, count, ticket}, n, (uint32_t)*step * CALLS + (uint32_t)call, watch, blockIdx.x,
+             gridDim.x, host_rows, pool_rows);
+}
+
+// Misses that are known beforehand: the floor that the benchmark compares with.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_raw(
+    const Miss* misses, int count, uint32_t epoch, const uint4* host_rows, uint4* pool_rows) {
+  const int warp = (threadIdx.x >> 5) * gridDim.x + blockIdx.x;
+  for (int at = warp; at < count; at += gridDim.x * WARPS) {
+    const Miss miss = load_miss(misses + at);
+    Row row;
+    load_row(row, host_rows, miss.source);
+    store_row(row, pool_rows, miss.target);
+  }
+}

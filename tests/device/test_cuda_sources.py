@@ -1,0 +1,73 @@
+"""The CUDA C++ sources without a GPU: they compile, and errors say what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from hisparse.device.cuda.kernels import ResolveSizes, require_cupy, source
+from hisparse.errors import ConfigError, DeviceError
+
+SIZES = {
+    "glm-fp8": ResolveSizes(64, 2048, 4096, 1024, 656, 78 * 64),
+    "bf16": ResolveSizes(64, 2048, 6144, 512, 1152, 61 * 64),
+    "odd": ResolveSizes(16, 49, 101, 40, 576, 8 * 16),
+}
+SOURCES = ("resolve.cu", "fetch.cu", "forget.cu")
+
+
+def nvcc():
+    found = shutil.which("nvcc")
+    if found is None and os.environ.get("CI"):
+        pytest.fail("CI compiles the kernels: install nvcc")
+    if found is None:
+        pytest.skip("NO NVCC: the CUDA sources were not compiled on this machine")
+    return found
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_sources_compile_for_each_architecture_without_a_warning(name, arch, tmp_path):
+    whole = tmp_path / name
+    whole.write_text(source(name))
+    sizes = SIZES["glm-fp8" if arch == "sm_90" else "odd" if arch == "sm_80" else "bf16"]
+    command = [nvcc(), *sizes.options(), f"-arch={arch}", "-cubin", "-Werror", "all-warnings"]
+    done = subprocess.run(
+        [*command, str(whole), "-o", str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_the_shared_memory_that_is_asked_for_is_what_the_kernel_uses(sizes, tmp_path):
+    probe = tmp_path / "probe.cu"
+    probe.write_text(
+        source("resolve.cu") + f"\nstatic_assert(sizeof(Shared) <= {sizes.shared_bytes}, "
+        f'"more");\nstatic_assert(sizeof(Shared) > {sizes.shared_bytes} - 64, "less");\n'
+    )
+    done = subprocess.run(
+        [nvcc(), *sizes.options(), "-arch=sm_90", "-cubin", str(probe), "-o", str(tmp_path / "o")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_row_that_is_not_whole_pieces_is_refused_with_the_size_that_would_do():
+    with pytest.raises(ConfigError, match=r"row_bytes=650: .* use 656"):
+        ResolveSizes(64, 2048, 4096, 1024, 650, 512)
+
+
+def test_a_hot_region_beyond_its_slots_type_is_refused():
+    with pytest.raises(ConfigError, match=r"hot_rows=40000: .* to 32768"):
+        ResolveSizes(64, 2048, 40000, 1024, 656, 512)
+
+
+def test_without_cupy_or_a_gpu_the_error_says_what_to_install():
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine may have a GPU")
+    with pytest.raises(DeviceError, match=r"hisparse\[cuda12\]|no usable GPU|no GPU"):
+        require_cupy()
