@@ -28,9 +28,24 @@ CopyKey = tuple[int, int, TransferKind, int]  # request number, life, kind, tabl
 class Life:
     """A request between an arrival and its end, or the preemption after which it arrives again."""
 
-    hashes: list[bytes]
+    prompt_tokens: int
+    hashes: list[list[bytes]]  # of each page: as often as its rows were computed, in that order
+    pages: int  # how many have a hash now; a rewind takes some back
+    since: int  # slot from which `most` could be seen
     computed: int = -1  # rows; -1 until it is admitted
-    since: int = 0  # slot from which `computed` could be seen
+    most: int = -1  # that it ever had computed; a rewind takes rows back
+
+    def hash(self, page: int, nth: int) -> bytes | None:
+        """The hash of a page that is computed for the `nth` time (from 0)."""
+        known = self.hashes[page] if page < len(self.hashes) else []
+        return known[min(nth, len(known) - 1)] if known else None
+
+    def told(self, page_hash: bytes) -> None:
+        """The next page has this hash."""
+        if self.pages == len(self.hashes):
+            self.hashes.append([])
+        self.hashes[self.pages].append(page_hash)
+        self.pages += 1
 
 
 @dataclass
@@ -60,7 +75,7 @@ class Disturbance:
     number: int
     life: int
     preempts: bool
-    rows: int  # -1: it was waiting
+    rows: int  # most that it ever had computed; -1: it was waiting
     lag: int
     seen_slot: int  # in which it was recorded
     slot: int | None = None  # in which it is to happen, whatever the request's progress
@@ -97,6 +112,7 @@ class Message:
 class Recording:
     """Takes a log in, event by event, from its first one."""
 
+    page_size: int
     requests: list[RecordedRequest] = field(default_factory=list)
     disturbances: list[Disturbance] = field(default_factory=list)
     ticks: list[TimeTold] = field(default_factory=list)
@@ -123,7 +139,8 @@ class Recording:
             case ev.RequestAdmitted():
                 self._held[event.row] = (event.request, event.epoch)
                 life = self._life(event.row)
-                life.computed, life.since = event.hit_tokens, self.steps + 1
+                life.computed = life.most = event.hit_tokens
+                life.since = self.steps + 1
             case ev.RequestDrained():
                 key = (event.request, event.epoch)
                 self._by_key.pop(key)
@@ -133,6 +150,10 @@ class Recording:
                 self.steps, self._planned_seq, self.last_step_seq = event.step, seq, seq
             case ev.RowsComputed():
                 self._computed(event)
+            case ev.RequestRewound():
+                life = self._life(event.row)
+                life.computed = event.rows
+                life.pages = min(life.pages, max(life.prompt_tokens, event.rows) // self.page_size)
             case ev.RequestFinished():
                 request, at = self._by_key[event.request, event.epoch]
                 request.total_tokens = request.lives[at].computed + 1
@@ -157,7 +178,8 @@ class Recording:
         return len(self._by_key)
 
     def _arrived(self, seq: int, event: ev.RequestArrived) -> None:
-        life = Life(list(event.page_hashes), since=self.steps)
+        hashes = [[page_hash] for page_hash in event.page_hashes]
+        life = Life(event.prompt_tokens, hashes, len(hashes), self.steps)
         request = self._again.pop(event.request, None)
         if request is not None:
             life.since += 1  # it came in the middle of a slot, and is seen in the next one
@@ -174,9 +196,11 @@ class Recording:
     def _computed(self, event: ev.RowsComputed) -> None:
         for row, count in zip(event.rows, event.counts, strict=True):
             life = self._life(row)
-            life.computed, life.since = life.computed + count, event.step
+            life.computed += count
+            if life.computed > life.most:
+                life.most, life.since = life.computed, event.step
         for row, page_hash in zip(event.hash_rows, event.page_hashes, strict=True):
-            self._life(row).hashes.append(page_hash)
+            self._life(row).told(page_hash)
 
     def _life(self, row: int) -> Life:
         request, at = self._by_key[self._held[row]]

@@ -76,6 +76,7 @@ class ReplayedEngine(ReferenceEngine):
         self._current: dict[str, RecordedRequest] = {}  # by request id: the last one of that name
         self._lives: dict[str, int] = {}
         self._life_of: dict[Key, tuple[int, int]] = {}  # a request's number, and which life of it
+        self._hashed: dict[tuple[int, int, int], int] = {}  # how often each page of a life was
         self._since: dict[int, int] = {}  # slot in which a disturbance's rows were first seen
 
     # -- the model side ---------------------------------------------------------------------------
@@ -112,14 +113,14 @@ class ReplayedEngine(ReferenceEngine):
 
     def page_hashes(self, served: Served, pages: int) -> list[bytes]:
         """The recorded hashes of this life, or of another one; else ones that nobody shares."""
-        recorded = self._current[served.request]
-        lives, at = recorded.lives, self._lives[served.request]
-        mine = lives[at].hashes if at < len(lives) else []
-        longest = max((life.hashes for life in lives), key=len)
+        recorded, at = self._current[served.request], self._lives[served.request]
+        lives = [*recorded.lives[at : at + 1], *recorded.lives[::-1]]
         made = []
         for page in range(served.hashed, pages):
-            known = mine if page < len(mine) else longest
-            made.append(known[page] if page < len(known) else _unrecorded(recorded, page))
+            asked = (recorded.number, at, page)
+            nth = self._hashed[asked] = self._hashed.get(asked, -1) + 1
+            known = next((h for life in lives if (h := life.hash(page, nth)) is not None), None)
+            made.append(known if known is not None else _unrecorded(recorded, page))
         served.hashed = max(served.hashed, pages)
         return made
 

@@ -85,7 +85,7 @@ class Study:
     ) -> None:
         self.config = config
         self._events = events
-        self.recording = Recording()
+        self.recording = Recording(config.pools.page_size)
         last = 0
         for seq, event in events():
             try:
