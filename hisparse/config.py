@@ -16,6 +16,7 @@ from hisparse.errors import CapacityError, ConfigError
 
 GIB = 1 << 30
 HOST_ALIGNMENT_BYTES = 256
+RESIDENT = "resident"  # the policy that has no host tier
 
 
 class _Model(BaseModel):
@@ -73,7 +74,12 @@ class PoolConfig(_Model):
 class PolicyConfig(_Model):
     """Residency policy: what is kept where, and when it moves."""
 
-    name: Literal["hybrid", "resident"] = "hybrid"
+    name: str = Field(
+        default="hybrid",
+        max_length=200,
+        pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$",
+        description="a registered policy, or module:Class of one's own",
+    )
     write_back: Literal["eager", "on_pressure"] = "eager"
     top_k: int = Field(default=2048, gt=0)
     hot_rows: int = Field(default=4096, gt=0, description="rows of a request's hot region")
@@ -83,6 +89,12 @@ class PolicyConfig(_Model):
         "request",
     )
     watermark_blocks: int = Field(default=0, ge=0, description="blocks kept free beyond promises")
+    promote_pages: int = Field(
+        default=8, ge=0, description="most host pages brought back in a step; 0: none ever"
+    )
+    promote_after_steps: int = Field(
+        default=64, gt=0, description="steps without pressure before pages come back"
+    )
 
     @model_validator(mode="after")
     def _hot_holds_top_k(self) -> PolicyConfig:
@@ -146,7 +158,7 @@ class HiSparseConfig(_Model):
 
     @property
     def offload(self) -> bool:
-        return self.policy.name != "resident"
+        return self.policy.name != RESIDENT
 
     # -- derived sizes; a block holds one resident page of all layers, to the byte ---------------
     @property

@@ -2,6 +2,7 @@
 
 HiSparseError
 ├── ConfigError          an option, file or trace line that cannot be used
+├── PolicyError          an answer of a residency policy that cannot be carried out
 ├── CapacityError        a pool too small for what must fit in it
 ├── IllegalTransition    a trigger that its machine does not allow in the state it is in
 ├── StaleEpoch           an id whose epoch is not the one that the state holds
@@ -26,6 +27,10 @@ class ConfigError(HiSparseError):
 
 class CapacityError(ConfigError):
     """A pool is too small for what must fit in it; the message gives the size that would do."""
+
+
+class PolicyError(HiSparseError):
+    """A residency policy answered what its view forbids; the message names it and the bound."""
 
 
 class IllegalTransition(HiSparseError):

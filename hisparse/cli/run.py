@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.output import Progress, table
-from hisparse.config import LogConfig
+from hisparse.config import RESIDENT, LogConfig
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.errors import ConfigError
+from hisparse.kv import policies
 
-POLICIES: tuple[str, ...] = get_args(RunConfig.model_fields["policy"].annotation)
+POLICIES = tuple(name for name in policies.names() if name != RESIDENT)  # that one serves nothing
 
 
 def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
@@ -47,7 +48,7 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 @_field("--top-k", "Rows that attention reads.", type=int, metavar="N")
 @_field("--hot-rows", "Rows of a request's hot region.", type=int, metavar="N")
 @_field("--write-back", "When a sealed page is copied: eager or on_pressure.", metavar="WHEN")
-@_field("--policy", f"Residency policy: {', '.join(POLICIES)}.", metavar="NAME")
+@_field("--policy", f"Residency policy: {', '.join(POLICIES)}, or module:Class.", metavar="NAME")
 @_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
 @_field("--spec", "Speculated tokens a step (not built yet).", type=int, metavar="N")
 @click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
@@ -121,8 +122,13 @@ def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any)
 
 def refuse_unknown_policy(name: str | None) -> None:
     """Raises ConfigError, with the accepted names, for a policy that nobody knows."""
-    if name is not None and name not in POLICIES:
-        raise ConfigError(f"policy={name!r} is unknown: use one of {', '.join(POLICIES)}")
+    if name == RESIDENT:
+        raise ConfigError(
+            f"policy={name!r} has no host tier to run: use one of {', '.join(POLICIES)}; every "
+            "run compares with an all-resident pool anyway"
+        )
+    if name is not None:
+        policies.resolve(name)
 
 
 def refuse_used_log(log: LogConfig) -> None:

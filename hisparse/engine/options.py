@@ -33,7 +33,7 @@ class RunConfig(BaseModel):
     top_k: int = Field(default=16, gt=0)
     hot_rows: int = Field(default=32, gt=0)
     write_back: Literal["eager", "on_pressure"] = "eager"
-    policy: Literal["hybrid"] = "hybrid"
+    policy: str = "hybrid"
     abort_rate: float = Field(default=0.0, ge=0, le=1)
     spec: int = Field(default=0, ge=0)
     graph: bool = False

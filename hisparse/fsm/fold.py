@@ -68,6 +68,7 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.HotWanted: blocks.hot_wanted,
     ev.HotLeased: blocks.hot_leased,
     ev.HotReleased: blocks.hot_released,
+    ev.PromotionHeld: requests.promotion_held,
 }
 
 

@@ -37,6 +37,8 @@ NAMES = (
     "blocks_adopted",
     "index_pages_copied",
     "hot_regions_leased",
+    "hot_regions_released",
+    "pages_promoted",
     "pressure_raised",
     "admissions_deferred",
 )
@@ -81,6 +83,9 @@ _HANDLERS: dict[type[ev.Event], Callable[[Any], tuple[str, int]]] = {
     ev.BlocksAdopted: lambda e: ("blocks_adopted", len(e.blocks)),
     ev.IndexPagesCopied: lambda e: ("index_pages_copied", len(e.blocks)),
     ev.HotLeased: lambda e: ("hot_regions_leased", 1),
-    ev.PolicyChosen: lambda e: ("pressure_raised", 1),
+    ev.HotReleased: lambda e: ("hot_regions_released", 1),
+    ev.PolicyChosen: lambda e: (
+        ("pages_promoted", e.need) if e.resource == "promotion" else ("pressure_raised", 1)
+    ),
     ev.AdmissionDeferred: lambda e: ("admissions_deferred", 1),
 }

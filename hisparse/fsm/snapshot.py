@@ -40,6 +40,7 @@ class Records(msgspec.Struct, array_like=True):
     acked: list[int]
     worker_epoch: list[int]
     retired: list[int]
+    promotion_held_until: int = 0
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -95,6 +96,7 @@ def snapshot(state: State) -> bytes:
         state.acked,
         state.worker_epoch,
         state.retired,
+        state.promotion_held_until,
     )
     return msgspec.msgpack.encode(Snapshot(FORMAT, digest(state), columns, records))
 
@@ -148,6 +150,7 @@ def _fill(state: State, taken: Snapshot) -> None:
     state.index_hashes = dict(r.index_hashes)
     state.next_epoch, state.next_transfer = r.next_epoch, r.next_transfer
     state.acked, state.worker_epoch, state.retired = r.acked, r.worker_epoch, r.retired
+    state.promotion_held_until = r.promotion_held_until
 
 
 def _array(data: bytes, like: Any) -> Any:

@@ -185,6 +185,7 @@ class State:
         self.next_transfer = 1
         self.acked = [0] * config.ranks  # last acknowledgement taken in, per rank
         self.worker_epoch = [1] * config.ranks
+        self.promotion_held_until = 0  # no page comes back to the GPU before this step
         self.retired = [0] * config.ranks  # last step whose device accesses are over, per rank
 
     @property
@@ -234,7 +235,10 @@ def _feed(h: Any, value: Any) -> None:
 
 
 def _records(state: State) -> list[Any]:
+    # What logs of before this field never set is left out: their digests stay what they were.
+    held = [state.promotion_held_until] if state.promotion_held_until else []
     return [
+        *held,
         state.seq,
         state.step,
         state.now_us,

@@ -160,6 +160,13 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
                 f"request {e.request}/{e.epoch} {what}: it needs {e.need} of {e.resource}, "
                 f"{e.have} at hand"
             )
+        case ev.PolicyChosen(resource="promotion"):
+            return (
+                f"policy {e.policy} chose {e.choice}: there is room for {e.have} blocks, "
+                f"{e.need} pages come back to the GPU"
+            )
+        case ev.PromotionHeld():
+            return f"pages leave under pressure: none comes back before step {e.until_step}"
         case ev.PolicyChosen():
             return (
                 f"policy {e.policy} chose {e.choice} under pressure on {e.resource}: {e.need} "

@@ -23,6 +23,7 @@ from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
 from hisparse.kv.budget import spare
 from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
+from hisparse.kv.policies.registry import policy_of
 from hisparse.kv.prefix import find_prefix
 from hisparse.kv.residency import lease_hot, reclaim
 from hisparse.kv.transfers import pin
@@ -70,6 +71,9 @@ def admit(state: State, request: Request, cause: int) -> Decision[bool]:
         yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))
     if hit:
         yield from _share_index(state, request, hit, cause)
+    if config.offload and policy_of(state).host_first:
+        yield from lease_hot(state, row, cause)
+    elif hit:
         yield from _place_hit(state, row, hit, cause)
     return True
 

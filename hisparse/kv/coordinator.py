@@ -34,6 +34,8 @@ from hisparse.kv.caches import drop_all, holders
 from hisparse.kv.decision import I64, Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
+from hisparse.kv.policies import resolve
+from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
 from hisparse.kv.rewind import resume
 from hisparse.kv.validate import Rows
@@ -55,6 +57,7 @@ class HiSparseCoordinator:
     def __init__(self, config: HiSparseConfig, log: EventLog) -> None:
         if log.next_seq != 1:
             raise UsageError(f"the log holds events up to {log.next_seq - 1}: use a fresh one")
+        resolve(config.policy.name)
         self.config = config
         self.log = log
         self.state = State(config)
@@ -195,6 +198,8 @@ class HiSparseCoordinator:
         watermark = self.config.policy.watermark_blocks
         if watermark and (short := watermark - spare(self.state)) > 0:
             self._run(reclaim(self.state, short, seq, "watermark"))
+        elif self.config.offload:
+            self._run(promote(self.state, seq))
         return step
 
     def rows_computed(

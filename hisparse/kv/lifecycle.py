@@ -18,6 +18,7 @@ from hisparse.kv.budget import window_need
 from hisparse.kv.decision import I64, Bools, Decision, ints, spans
 from hisparse.kv.host_pool import page_epochs
 from hisparse.kv.managers import HiSparseHotManager, HiSparseIndexManager, HiSparseResidentManager
+from hisparse.kv.residency import leaves_when_sealed
 from hisparse.kv.transfers import pin, pin_rows
 
 
@@ -33,9 +34,13 @@ def seal_pages(state: State, rows: I64, first: I64, cause: int) -> Decision[None
     rows, entries = spans(rows, first, end)
     dirty = _is_dirty(state, rows, entries)
     rows, entries = rows[dirty], entries[dirty]
-    held = state.rows
-    above = (held.resident - held.spilling - window_need(state))[rows]
-    leave = (held.hot[rows] > 0) & (above >= np.bincount(rows, minlength=1)[rows])
+    leave = np.zeros(len(rows), dtype=np.bool_)
+    if len(rows) and leaves_when_sealed(state):
+        held = state.rows
+        above = (held.resident - held.spilling - window_need(state))[rows]
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        nth = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
+        leave = (held.hot[rows] > 0) & (nth < above)
     yield from pin_rows(state, TransferKind.SPILL, rows[leave], entries[leave], cause)
     yield from pin_rows(state, TransferKind.WRITE_BACK, rows[~leave], entries[~leave], cause)
 

@@ -1,8 +1,9 @@
 """Residency: who loses resident pages under pressure, which ones, and how.
 
-Everything stays resident while it fits. Under pressure the request with most pages above its window
-loses its oldest sealed ones (head first, so that its durable prefix grows without gaps), and only
-after its hot region is leased. A page leaves by the cheapest way that its block's state allows:
+Everything stays resident while it fits. Under pressure the policy (`kv.policies`) ranks those
+requests that hold pages above their windows; each loses its oldest sealed ones (head first, so
+that its durable prefix grows without gaps), and only after its hot region is leased. A page leaves
+by the cheapest way that its block's state allows:
 
     CLEAN      the host page is valid          table entry replaced now
     ENQUEUED   the copy is in stream order     table entry replaced now, behind the copy's fence
@@ -22,6 +23,8 @@ from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
 from hisparse.kv.budget import excess_pages
 from hisparse.kv.decision import I64, Decision, ints
+from hisparse.kv.policies.base import ask_victims
+from hisparse.kv.policies.registry import policy_of
 from hisparse.kv.transfers import pin
 
 REPLACEABLE = (BlockState.CLEAN, BlockState.ENQUEUED, BlockState.DIRTY)
@@ -44,14 +47,28 @@ def reclaim(state: State, need: int, cause: int, resource: str) -> Decision[None
     excess = excess_pages(state)
     if need <= 0 or not excess.any():
         return
-    policy = state.config.policy.name
-    cause = yield ev.PolicyChosen(
-        cause, policy, "spill_largest_head_first", resource, need, int(excess.sum())
-    )
-    for row in np.argsort(-excess, kind="stable").tolist():
-        if need <= 0 or excess[row] <= 0:
+    policy = policy_of(state)
+    victims = ask_victims(policy, state, need, resource)
+    name = state.config.policy.name
+    cause = yield ev.PolicyChosen(cause, name, policy.choice, resource, need, int(excess.sum()))
+    yield from _hold_promotion(state, cause)
+    for row, pages in victims:
+        if need <= 0:
             return
-        need -= yield from spill_head(state, row, min(need, int(excess[row])), cause)
+        need -= yield from spill_head(state, row, min(need, pages), cause)
+
+
+def _hold_promotion(state: State, cause: int) -> Decision[None]:
+    """Nothing comes back for a while (`kv.promotion`). Renewed when half of it is over."""
+    pause = state.config.policy.promote_after_steps
+    if state.promotion_held_until < state.step + pause - pause // 2:
+        yield ev.PromotionHeld(cause, state.step + pause)
+
+
+def leaves_when_sealed(state: State) -> bool:
+    """Whether the sealed pages of requests that read from the host go there at once: pressure is
+    not long past, or the policy keeps nothing."""
+    return state.step < state.promotion_held_until or policy_of(state).host_first
 
 
 def spill_head(state: State, row: int, most: int, cause: int) -> Decision[int]:

@@ -44,10 +44,10 @@ EOS = 96  # never sampled: lengths are the workload's
 INDEX_CACHE = 1000  # cache numbers of the index groups, beside those of the layers
 
 
-def random_config(rng: random.Random) -> HiSparseConfig:
+def random_config(rng: random.Random, tides: bool = False) -> HiSparseConfig:
     """A small world under pressure: few blocks, few host pages, every policy."""
     layout = ModelLayout(row_bytes=16, index_row_bytes=4, index_groups=((0, 1), (2,)))
-    page_size, longest = rng.choice([2, 4, 8]), rng.choice([24, 48])
+    page_size, longest = rng.choice([2, 4, 8]), 64 if tides else rng.choice([24, 48])
     page_bytes = page_size * 48
     stride = -(-page_bytes // 256) * 256
     pages = -(-longest // page_size)
@@ -56,16 +56,19 @@ def random_config(rng: random.Random) -> HiSparseConfig:
         top_k=4,
         hot_rows=rng.choice([4, 8, 11]),
         watermark_blocks=rng.choice([0, 0, 3]),
+        name=rng.choice(["hybrid", "lru", "even"] + ["hybrid", "host_first"] * (not tides)),
+        promote_pages=rng.choice([1, 4] if tides else [0, 1, 4]),
+        promote_after_steps=rng.choice([1, 3, 8]),
     )
     schedule = ScheduleConfig(
-        max_requests=rng.choice([4, 8]),
+        max_requests=8 if tides else rng.choice([4, 8]),
         max_model_len=longest,
         prefill_chunk=rng.choice([4, 8, 16]),
         step_rows=rng.choice([16, 32]),
     )
 
     def sized(blocks: int) -> HiSparseConfig:
-        host_pages = rng.choice([1.3, 3, 10]) * (pages + 1)
+        host_pages = (10 if tides else rng.choice([1.3, 3, 10])) * (pages + 1)
         return HiSparseConfig(
             layout=layout,
             pools=PoolConfig(
@@ -79,19 +82,26 @@ def random_config(rng: random.Random) -> HiSparseConfig:
         )
 
     least = sized(2).steady_blocks(longest) + 1
-    return check_capacity(sized(int(least * rng.choice([1, 1.5, 2, 4])) + 1))
+    return check_capacity(
+        sized(int(least * rng.choice([2, 3, 4] if tides else [1, 1.5, 2, 4])) + 1)
+    )
 
 
-def random_workload(rng: random.Random, longest: int, n: int) -> list[WorkloadRequest]:
-    """Requests over a few shared prefixes, arriving in bursts."""
+def random_workload(
+    rng: random.Random, longest: int, n: int, tides: bool = False
+) -> list[WorkloadRequest]:
+    """Requests over a few shared prefixes, arriving in bursts; or in `tides`: a few long ones stay
+    while short ones squeeze them and go, so that pages can come back."""
     stems = [[rng.randrange(EOS) for _ in range(longest)] for _ in range(2)]
     work, now_ms = [], 0.0
     for i in range(n):
         total = rng.randrange(2, longest + 1)
         prompt = rng.randrange(1, total)
+        if tides:
+            total, prompt = (longest, 4) if i % 5 == 0 else (total // 2 + 2, total // 2 + 1)
         shared = rng.randrange(prompt + 1) if rng.random() < 0.8 else 0
         tokens = rng.choice(stems)[:shared] + [rng.randrange(EOS) for _ in range(prompt - shared)]
-        now_ms += rng.choice([0, 0, 10, 60])
+        now_ms += (200 if i % 5 == 4 else 0) if tides else rng.choice([0, 0, 10, 60])
         work.append(
             WorkloadRequest(f"q{i}", now_ms, np.array(tokens, dtype=np.int64), total - prompt)
         )
@@ -219,7 +229,8 @@ class Simulation:
     def __init__(self, seed: int, *, requests: int = 14) -> None:
         self.seed = seed
         self.rng = random.Random(f"hisparse simulation {seed}")
-        config = random_config(self.rng)
+        tides = self.rng.random() < 0.3
+        config = random_config(self.rng, tides)
         faults = random.Random(f"hisparse faults {seed}")
         answer = faults.choice(["rewind", "fail"])
         self.config = config.model_copy(
@@ -250,7 +261,7 @@ class Simulation:
         self._rewinds = LogCursor(self.log, 0)
         self.runner.tolerates_faults = self.fault_rate > 0
         longest = self.config.schedule.max_model_len
-        self.workload = random_workload(self.rng, longest, requests)
+        self.workload = random_workload(self.rng, longest, requests, tides)
         self.disturbance = self.rng.choice([0.0, 0.02, 0.1])
         self.caches = random.Random(f"hisparse caches {seed}")
         self.resets = 0

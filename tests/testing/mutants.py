@@ -19,7 +19,15 @@ from hisparse.fsm.evolve import blocks as evolve_blocks
 from hisparse.fsm.evolve import pages as evolve_pages
 from hisparse.fsm.machines import HOST_PAGE, BlockTrigger, PageState, PageTrigger
 from hisparse.fsm.wire import Table
-from hisparse.kv import acknowledgements, coordinator, lifecycle, managers, publication, residency
+from hisparse.kv import (
+    acknowledgements,
+    coordinator,
+    lifecycle,
+    managers,
+    promotion,
+    publication,
+    residency,
+)
 from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.decision import ints
@@ -255,6 +263,25 @@ def reset_while_pages_are_leased() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def hot_given_back_while_pages_are_on_host() -> Iterator[None]:
+    """The pressure is gone, and so is the hot region, with pages still to be read through it."""
+
+    def hasty(state, hot, cause):
+        for row in np.flatnonzero(hot).tolist():
+            yield from managers.HiSparseHotManager(state).release(row, cause)
+
+    with mock.patch.object(promotion, "_give_back_hot", hasty):
+        yield
+
+
+@contextmanager
+def promoted_before_the_host_page_is_valid() -> Iterator[None]:
+    """Pages come back while the copies that fill their host pages are still under way."""
+    with mock.patch.object(promotion, "DURABLE", tuple(PageState)):
+        yield
+
+
 WAITS = (
     "compute_after_spill",
     "d2h_after_compute",
@@ -274,6 +301,14 @@ MUTANTS = {
         {"host_reuse_after_readers"},
     ),
     "hot_region_skipped": (hot_region_skipped, {"always_readable"}),
+    "hot_given_back_while_pages_are_on_host": (
+        hot_given_back_while_pages_are_on_host,
+        {"always_readable"},
+    ),
+    "promoted_before_the_host_page_is_valid": (
+        promoted_before_the_host_page_is_valid,
+        {"always_readable", "content"},
+    ),
     "table_update_lost": (table_update_lost, {"table_truth"}),
     "reference_dropped": (reference_dropped, {"refcount_exact"}),
     "freed_block_kept_in_no_queue": (freed_block_kept_in_no_queue, {"conservation"}),

@@ -292,3 +292,12 @@ class HotReleased(Event, frozen=True, gc=False, array_like=True, tag=62):
     """The region is over; its blocks follow in a BlocksReleased."""
 
     row: int
+
+
+# -- decisions: residency -------------------------------------------------------------------------
+
+
+class PromotionHeld(Event, frozen=True, gc=False, array_like=True, tag=63):
+    """Pages leave under pressure: none comes back to the GPU before step `until_step`."""
+
+    until_step: int

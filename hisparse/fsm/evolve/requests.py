@@ -217,5 +217,10 @@ def acknowledgements_taken(state: State, e: ev.AcknowledgementsTaken, seq: int) 
     state.retired[e.rank] = e.retired_step
 
 
+def promotion_held(state: State, e: ev.PromotionHeld, seq: int) -> None:
+    assert e.until_step > max(state.step, state.promotion_held_until), (e.until_step, state.step)
+    state.promotion_held_until = e.until_step
+
+
 def unchanged(state: State, e: ev.Event, seq: int) -> None:
     """Events that tell why and change nothing."""
