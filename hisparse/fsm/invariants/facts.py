@@ -80,6 +80,7 @@ class Run:
         self.holders: dict[int, set[Place]] = {}  # block -> table entries that name it
         self.block_at: dict[Place, int] = {}
         self.content: dict[int, tuple[BlockRole, Tenant, int]] = {}  # block -> whose entry it holds
+        self.restored: dict[int, int] = {}  # block -> host page that its content was copied from
         self.page_epoch: dict[int, int] = {}
         self.leases: dict[int, set[int]] = {}  # page -> rows that hold it
         self.host: dict[int, dict[int, int]] = {}  # row -> entry -> page with a copy of it
@@ -156,6 +157,7 @@ class Run:
     def _reserved(self, e: ev.BlocksReserved | ev.HotLeased) -> None:
         for place, block, epoch in zip(self.places(e), e.blocks, e.epochs, strict=True):
             self.block_epoch[block] = epoch
+            self.restored.pop(block, None)
             self._hold(place, block)
             self.content[block] = (place[0], self.rows[place[1]], place[2])
 
@@ -257,6 +259,8 @@ class Run:
                 del self.copy_of_block[copy.block]
             if copy.kind is TransferKind.RESTORE:
                 self.reads_of_page[copy.page].discard(copy.ident)
+                if not copy.failed:
+                    self.restored[copy.block] = copy.page
                 del self.copies[copy.ident]
 
 

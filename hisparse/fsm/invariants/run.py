@@ -72,7 +72,8 @@ def _only_copy(run: Run, tenant: Tenant, row: int, entry: int, block: int) -> It
     copy = run.page_writer.get(page)
     if page in run.page_hash or copy is None:
         return  # found by prefix: complete, and leased (`one_content` checks the lease)
-    if copy.block != block or copy.rows_end < min(tenant.computed, end):
+    same = copy.block == block or run.restored.get(block) == page
+    if not same or copy.rows_end < min(tenant.computed, end):
         yield f"block {block} is given back, transfer {copy.ident} copied other rows than it holds"
     elif not copy.readable:
         yield (
