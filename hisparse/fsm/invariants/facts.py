@@ -80,7 +80,7 @@ class Run:
         self.holders: dict[int, set[Place]] = {}  # block -> table entries that name it
         self.block_at: dict[Place, int] = {}
         self.content: dict[int, tuple[BlockRole, Tenant, int]] = {}  # block -> whose entry it holds
-        self.restored: dict[int, int] = {}  # block -> host page that its content was copied from
+        self.restored: dict[int, int] = {}  # block -> host page that fills it
         self.page_epoch: dict[int, int] = {}
         self.leases: dict[int, set[int]] = {}  # page -> rows that hold it
         self.host: dict[int, dict[int, int]] = {}  # row -> entry -> page with a copy of it
@@ -231,6 +231,7 @@ class Run:
             self.copies[ident] = self.copy_of_block[block] = copy
             if e.kind is TransferKind.RESTORE:
                 self.reads_of_page.setdefault(page, set()).add(ident)
+                self.restored[block] = page
             else:
                 self.page_writer[page] = copy
                 self.host[row][entry] = page
@@ -259,8 +260,6 @@ class Run:
                 del self.copy_of_block[copy.block]
             if copy.kind is TransferKind.RESTORE:
                 self.reads_of_page[copy.page].discard(copy.ident)
-                if not copy.failed:
-                    self.restored[copy.block] = copy.page
                 del self.copies[copy.ident]
 
 
