@@ -10,17 +10,15 @@ scheduler's log. One access happens before another if a chain of these edges lea
 Two accesses to one (pool, id), one of them a write, with no such chain are `Unordered`.
 
 Transfers, poison and index copies are in the stream. Row writes and gathers find their blocks on
-the device and are not: they are derived from the scheduler's tables at the command's `to_seq`, as
-*all* that the step's rows may touch: every page before their end (from the resident block, else
-from the host page), the blocks that the new rows go to, the hot blocks. They are taken to happen
-just before the step's last record on compute, after all waits of the command.
+the device and are not: `step_accesses` derives them from the scheduler's tables at the command's
+`to_seq`. They are taken to happen just before the step's last record on compute, after all waits of
+the command.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +27,8 @@ import numpy.typing as npt
 from hisparse.errors import LogError
 from hisparse.fsm import events as ev
 from hisparse.fsm.state import State
-from hisparse.fsm.wire import AckKind, Table
+from hisparse.fsm.step_accesses import StepAccesses, step_accesses
+from hisparse.fsm.wire import AckKind
 
 I64 = npt.NDArray[np.int64]
 Logged = tuple[int, object]
@@ -54,39 +53,6 @@ class Unordered(msgspec.Struct, frozen=True):
     second_seq: int
     second: str
     missing_edge: str
-
-
-class StepAccesses(NamedTuple):
-    """What the rows of a step may touch, by (pool, write)."""
-
-    gpu_reads: I64
-    gpu_writes: I64
-    host_reads: I64
-
-
-def step_accesses(state: State, planned: ev.StepPlanned) -> StepAccesses:
-    """All that the rows of `planned` may read and write under the tables of `state`."""
-    rows = np.array(planned.rows, dtype=np.int64)
-    starts, counts = (np.array(v, dtype=np.int64) for v in (planned.starts, planned.counts))
-    resident, host = state.table(Table.RESIDENT)[rows], state.table(Table.HOST)[rows]
-    index, hot = state.table(Table.INDEX)[rows], state.table(Table.HOT)[rows]
-    size = state.page_size
-    written: list[npt.NDArray[np.int32]] = []
-    for table, unit in ((resident, size), (index, size * state.index_pages_per_block)):
-        entries = np.arange(table.shape[1])[None, :]
-        first, last = starts // unit, (starts + counts - 1) // unit
-        written.append(table[(entries >= first[:, None]) & (entries <= last[:, None])])
-    needed = np.arange(resident.shape[1])[None, :] * size < (starts + counts)[:, None]
-    return StepAccesses(
-        _ids(resident[needed], index.ravel()),
-        _ids(*written, hot.ravel()),
-        _ids(host[needed & (resident == 0)]),
-    )
-
-
-def _ids(*parts: npt.NDArray[np.int32]) -> I64:
-    found = np.unique(np.concatenate([part.ravel() for part in parts])).astype(np.int64)
-    return found[found > 0]
 
 
 class _Pool:
@@ -153,8 +119,11 @@ class Clocks:
                 if passed is not None:
                     np.maximum(self._clocks[stream], passed, out=self._clocks[stream])
             case ev.MemoryAccessed():
-                ids = np.array(event.ids, dtype=np.int64)
-                self._access(event.stream, event.pool, event.write, ids, seq)
+                held = self._pools.get(event.pool)
+                if held is not None:  # a log may say anything
+                    size = len(held.write_seq)
+                    ids = np.array([i for i in event.ids if 0 <= i < size], dtype=np.int64)
+                    self._access(event.stream, event.pool, event.write, ids, seq)
             case ev.AckSent():
                 self._seen(event)
 
@@ -181,9 +150,7 @@ class Clocks:
 
     # -- accesses ---------------------------------------------------------------------------------
     def _access(self, name: str, pool: str, write: bool, ids: I64, seq: int) -> None:
-        if pool not in self._pools:
-            return
-        ids = ids[(ids >= 0) & (ids < len(self._pools[pool].write_seq))]  # a log may say anything
+        """`ids`, all of the pool, are read or written by the next work on stream `name`."""
         if not len(ids):
             return
         self.accesses += len(ids)
@@ -191,23 +158,22 @@ class Clocks:
         clock = self._clocks[stream]
         clock[stream] += 1
         writer = held.write_stream[ids]
-        bad = held.write_time[ids] > clock[writer]
-        for at in np.flatnonzero(bad)[:1].tolist():
+        for at in (held.write_time[ids] > clock[writer]).nonzero()[0][:1].tolist():
             ident = int(ids[at])
             first = (int(held.write_seq[ident]), int(writer[at]), True)
             self._tell(pool, ident, first, int(held.write_time[ident]), (seq, stream, write))
-        if write:
-            for other in range(len(self._streams)):
-                bad = held.read_time[other][ids] > clock[other]
-                for at in np.flatnonzero(bad)[:1].tolist():
-                    ident = int(ids[at])
-                    first = (int(held.read_seq[other, ident]), other, False)
-                    time = int(held.read_time[other, ident])
-                    self._tell(pool, ident, first, time, (seq, stream, True))
-            held.write_stream[ids], held.write_time[ids] = stream, clock[stream]
-            held.write_seq[ids] = seq
-        else:
-            held.read_time[stream][ids], held.read_seq[stream][ids] = clock[stream], seq
+        if not write:
+            held.read_time[stream, ids], held.read_seq[stream, ids] = clock[stream], seq
+            return
+        known = len(self._streams)
+        late = held.read_time[:known, ids] > clock[:known, None]
+        for other in late.any(axis=1).nonzero()[0].tolist():
+            ident = int(ids[late[other].argmax()])
+            first = (int(held.read_seq[other, ident]), other, False)
+            time = int(held.read_time[other, ident])
+            self._tell(pool, ident, first, time, (seq, stream, True))
+        held.write_stream[ids], held.write_time[ids] = stream, clock[stream]
+        held.write_seq[ids] = seq
 
     def _tell(
         self,
@@ -278,30 +244,36 @@ class RankOrder:
         self.steps = 0
         self._planned: ev.StepPlanned | None = None
         self._segments = _segments(events)
-        self._next: list[Logged] | None = next(self._segments, None)
+        self._next: list[Logged] | None = None
+        self._advance()
 
     def folded(self, seq: int, event: object, state: State) -> None:
         """`event` was folded as `seq`; `state` is what it led to."""
         if isinstance(event, ev.StepPlanned):
             self._planned = event
-        while self._next is not None:
-            command = self._next[0][1]
-            if isinstance(command, ev.CommandApplied):
-                if command.to_seq > seq:
-                    return
-                planned, accesses = self._planned, None
-                if planned is not None and planned.step == command.step and command.to_seq == seq:
-                    accesses, self.steps = step_accesses(state, planned), self.steps + 1
-                self.clocks.segment(self._next, accesses)
-            else:
-                self.clocks.segment(self._next, None)
-            self._next = next(self._segments, None)
+        while self._next is not None and self._to_seq <= seq:
+            command, planned, accesses = self._next[0][1], self._planned, None
+            if (
+                isinstance(command, ev.CommandApplied)
+                and planned is not None
+                and planned.step == command.step
+                and command.to_seq == seq
+            ):
+                accesses, self.steps = step_accesses(state, planned), self.steps + 1
+            self.clocks.segment(self._next, accesses)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Take the next segment up; it is due once the fold is at its `to_seq`."""
+        self._next = next(self._segments, None)
+        command = None if self._next is None else self._next[0][1]
+        self._to_seq = command.to_seq if isinstance(command, ev.CommandApplied) else 0
 
     def finish(self) -> None:
         """Commands that the scheduler's log does not reach: what their stream says of itself."""
         while self._next is not None:
             self.clocks.segment(self._next, None)
-            self._next = next(self._segments, None)
+            self._advance()
 
 
 def _segments(events: Iterable[Logged]) -> Iterator[list[Logged]]:

@@ -11,9 +11,10 @@ from testing.mutants import WAITS, drop_wait
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
-from hisparse.fsm.clocks import Clocks, RankOrder, step_accesses
+from hisparse.fsm.clocks import Clocks, RankOrder
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.state import State
+from hisparse.fsm.step_accesses import step_accesses
 from hisparse.fsm.wire import AckKind, Table
 from hisparse.testing import simulator
 
