@@ -36,7 +36,7 @@ def ints(values: npt.NDArray[np.generic] | Iterable[int]) -> Ints:
 
 def ids(values: Sequence[int] | I64) -> I64:
     """int64 [n]; not to be written to."""
-    if isinstance(values, np.ndarray) or len(values) < LONG:
+    if len(values) < LONG or isinstance(values, np.ndarray):
         return np.array(values, dtype=np.int64)
     wanted = tuple(values)
     for known, array in _recent:

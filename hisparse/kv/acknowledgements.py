@@ -7,8 +7,6 @@ was planned; they are never learnt from who answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from hisparse.errors import ProtocolError
@@ -23,6 +21,7 @@ from hisparse.kv.publication import publish
 from hisparse.kv.residency import replace_enqueued
 from hisparse.kv.rewind import rewind
 
+SPILL = TransferKind.SPILL  # a name of its own: it is looked up a copy
 COPY_FAILURES_MAX = 16  # of one request; then its host tier is taken to be broken
 
 
@@ -66,16 +65,19 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
     completed = _named(state, e.completed, e.completed_epochs)
     both = {t.transfer: t for t in enqueued + completed}  # COMPLETED implies ENQUEUED
     fresh = [t for t in both.values() if not t.enqueued & bit]
-    for last, group in _by_quorum(fresh, bit, "enqueued"):
-        yield ev.TransferEnqueued(cause, e.rank, last, ints([t.transfer for t in group]))
-        if last:
-            yield from _replace_spilled(state, group, cause)
     unseen = [t for t in completed if not t.completed & bit]
-    for last, group in _by_quorum(unseen, bit, "completed"):
-        rows = sorted({t.row for t in group})
-        yield ev.TransferCompleted(cause, e.rank, last, ints([t.transfer for t in group]))
-        if last:
-            yield from publish(state, rows, cause)
+    for last in (False, True):  # whether this rank is the last that was waited for
+        group = [t for t in fresh if (t.enqueued | bit == t.readers) is last]
+        if group:
+            yield ev.TransferEnqueued(cause, e.rank, last, ints([t.transfer for t in group]))
+        if group and last:
+            yield from _replace_spilled(state, group, cause)
+    for last in (False, True):
+        group = [t for t in unseen if (t.completed | bit == t.writers) is last]
+        if group:
+            yield ev.TransferCompleted(cause, e.rank, last, ints([t.transfer for t in group]))
+        if group and last:
+            yield from publish(state, sorted({t.row for t in group}), cause)
 
 
 def _named(state: State, idents: ev.Ints, epochs: ev.Ints) -> list[Transfer]:
@@ -87,25 +89,13 @@ def _named(state: State, idents: ev.Ints, epochs: ev.Ints) -> list[Transfer]:
     return found
 
 
-def _by_quorum(
-    transfers: Iterable[Transfer], bit: int, mask: str
-) -> list[tuple[bool, list[Transfer]]]:
-    """Split by whether this rank is the last that was waited for."""
-    expected = "readers" if mask == "enqueued" else "writers"
-    groups: dict[bool, list[Transfer]] = {False: [], True: []}
-    for t in transfers:
-        groups[getattr(t, mask) | bit == getattr(t, expected)].append(t)
-    return [(last, group) for last, group in groups.items() if group]
-
-
 def _replace_spilled(state: State, group: list[Transfer], cause: int) -> Decision[None]:
     """Spills that every reader has enqueued: table entry replaced, source lease released."""
     rows: dict[int, list[int]] = {}
     computed = state.rows.computed
-    for t in group:
-        kept = state.rows.live[t.row] and t.entry * state.page_size < computed[t.row]
-        if t.kind is TransferKind.SPILL and kept:  # else ended, or rewound: it settles unread
-            rows.setdefault(t.row, []).append(t.entry)
+    for t in [t for t in group if t.kind is SPILL]:
+        if state.rows.live[t.row] and t.entry * state.page_size < computed[t.row]:
+            rows.setdefault(t.row, []).append(t.entry)  # else ended, or rewound: settles unread
     for row, entries in rows.items():
         yield from replace_enqueued(state, row, np.array(sorted(entries)), cause)
 

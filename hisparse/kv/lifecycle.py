@@ -34,15 +34,15 @@ def seal_pages(state: State, rows: I64, first: I64, cause: int) -> Decision[None
     rows, entries = spans(rows, first, end)
     dirty = _is_dirty(state, rows, entries)
     rows, entries = rows[dirty], entries[dirty]
-    leave = np.zeros(len(rows), dtype=np.bool_)
-    if len(rows) and leaves_when_sealed(state):
-        held = state.rows
+    held = state.rows
+    if np.count_nonzero(held.hot[rows]) and leaves_when_sealed(state):
         above = (held.resident - held.spilling - window_need(state))[rows]
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         nth = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
         leave = (held.hot[rows] > 0) & (nth < above)
-    yield from pin_rows(state, TransferKind.SPILL, rows[leave], entries[leave], cause)
-    yield from pin_rows(state, TransferKind.WRITE_BACK, rows[~leave], entries[~leave], cause)
+        yield from pin_rows(state, TransferKind.SPILL, rows[leave], entries[leave], cause)
+        rows, entries = rows[~leave], entries[~leave]
+    yield from pin_rows(state, TransferKind.WRITE_BACK, rows, entries, cause)
 
 
 def _is_dirty(state: State, rows: I64 | int, entries: I64) -> Bools:

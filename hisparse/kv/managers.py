@@ -60,7 +60,7 @@ class SingleTypeKVCacheManager:
     def reserve_rows(self, rows: I64, first: I64, end: I64, cause: int) -> Decision[None]:
         """Lease a block for each entry in ``[first[i], end[i])`` of `rows[i]`."""
         rows, entries = spans(rows, first, end)
-        if len(rows) and (rows == rows[0]).all():
+        if len(rows) and rows[0] == rows[-1] and (rows == rows[0]).all():
             yield from self.reserve(int(rows[0]), int(entries[0]), len(rows), cause)
         elif len(rows):
             blocks = yield from take_blocks(self.state, len(rows), cause)
@@ -116,9 +116,11 @@ class HiSparseResidentManager(SingleTypeKVCacheManager):
         held, page_size = self.state.rows, self.state.page_size
         have = held.pages[rows]
         end = -(-(held.computed[rows] + rows_wanted) // page_size)
-        beyond = np.maximum(end - have - window_unmet(self.state)[rows], 0)
-        if int(beyond.sum()) > spare(self.state):
-            return False
+        free = spare(self.state)
+        if int((end - have).sum()) > free:
+            beyond = np.maximum(end - have - window_unmet(self.state)[rows], 0)
+            if int(beyond.sum()) > free:
+                return False
         yield from self.reserve_rows(rows, have, end, cause)
         return True
 

@@ -22,7 +22,8 @@ from hisparse.kv.host_pool import page_epochs
 
 def publish(state: State, rows: Iterable[int], cause: int) -> Decision[None]:
     """Extend the published prefix of each of `rows` as far as its durable, accepted pages reach."""
-    host, states = state.table(Table.HOST), state.pages.state
+    host, states, prefix = state.table(Table.HOST), state.pages.state, state.prefix
+    completed = int(PageState.COMPLETED)
     places: list[tuple[int, int]] = []
     pages: list[int] = []
     names: list[bytes] = []
@@ -32,11 +33,11 @@ def publish(state: State, rows: Iterable[int], cause: int) -> Decision[None]:
         accepted = int(state.rows.confirmed[row]) // state.page_size
         for entry in range(int(state.rows.published[row]), min(accepted, len(request.hashes))):
             page, name = int(host[row, entry]), request.hashes[entry]
-            if states[page] != PageState.COMPLETED:
+            if states[page] != completed:
                 break
             places.append((row, entry))
             names.append(name)
-            pages.append(0 if name in state.prefix or name in fresh else page)
+            pages.append(0 if name in prefix or name in fresh else page)
             fresh.add(name)
     if not places:
         return

@@ -41,10 +41,10 @@ def pin_rows(
     state: State, kind: TransferKind, rows: I64, entries: I64, cause: int
 ) -> Decision[None]:
     """The same for several rows at once, to the host: entry `entries[i]` of `rows[i]`."""
-    if len(rows) and (rows == rows[0]).all():
-        yield from pin(state, kind, int(rows[0]), entries, cause)
-        return
     if not len(rows):
+        return
+    if rows[0] == rows[-1] and (rows == rows[0]).all():
+        yield from pin(state, kind, int(rows[0]), entries, cause)
         return
     pages: list[int] = []
     epochs: list[int] = []

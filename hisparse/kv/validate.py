@@ -134,17 +134,19 @@ def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, 
     made: dict[int, int] = {}
     for row, _ in page_hashes:
         made[row] = made.get(row, 0) + 1
-    ends = np.full(len(state.rows.used), -1)
-    ends[at] = after
-    strangers = [row for row in made if not 0 <= row < len(ends) or ends[row] < 0]
+    whole = np.full(len(state.rows.used), -1)
+    whole[at] = after // state.page_size
+    strangers = [row for row in made if not 0 <= row < len(whole) or whole[row] < 0]
     if strangers:
         raise UsageError(f"page hashes of rows {sorted(strangers)}, not of this step")
+    rewound = {state.requests[key].row for key in state.rewinding}
     for row, more in made.items():
-        if state.rows.live[row] and not rewinding(state, np.array([row])).any():
-            whole = int(ends[row]) // state.page_size
+        if state.rows.live[row] and row not in rewound:
             hashes = len(state.request_of(row).hashes) + more
-            if hashes > whole:
-                raise UsageError(f"request row {row}: {hashes} page hashes for {whole} whole pages")
+            if hashes > whole[row]:
+                raise UsageError(
+                    f"request row {row}: {hashes} page hashes for {whole[row]} whole pages"
+                )
 
 
 def _columns(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:

@@ -20,6 +20,8 @@ from hisparse.fsm.machines import (
 from hisparse.fsm.state import State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 
+RESTORE, SPILL = TransferKind.RESTORE, TransferKind.SPILL  # looked up once a copy
+
 
 def move_pages(state: State, pages: I64, trigger: PageTrigger) -> None:
     p = state.pages
@@ -116,7 +118,7 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
     assert not np.count_nonzero(resident[rows, entries] != blocks), (
         "a transfer names the block of another entry"
     )
-    if e.kind is TransferKind.RESTORE:
+    if e.kind is RESTORE:
         assert (host[rows, entries] == pages).all(), "a restore reads another page than the table's"
         state.pages.refs[pages] += 1
         np.add.at(state.rows.unsettled, rows, 1)
@@ -125,7 +127,7 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
         move_blocks(state, blocks, BlockTrigger.pinned)
         move_pages(state, pages, PageTrigger.pinned)
         host[rows, entries] = pages
-        if e.kind is TransferKind.SPILL:
+        if e.kind is SPILL:
             np.add.at(state.rows.spilling, rows, 1)
     parts = (owners, e.transfers, e.entries, e.blocks, e.block_epochs, e.pages, e.page_epochs)
     first = state.next_transfer
@@ -175,7 +177,7 @@ def transfer_enqueued(state: State, e: ev.TransferEnqueued, seq: int) -> None:
     trigger = TransferTrigger.enqueued_last if e.last else TransferTrigger.enqueued_partial
     _move_transfers(moved, trigger, seq)
     if e.last:
-        out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+        out = [t for t in moved if t.kind is not RESTORE]
         move_blocks(state, ids([t.block for t in out]), BlockTrigger.enqueued)
         move_pages(state, ids([t.page for t in out]), PageTrigger.enqueued)
 
@@ -190,8 +192,8 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
     _move_transfers(moved, trigger, seq)
     if not e.last:
         return
-    restored = [t for t in moved if t.kind is TransferKind.RESTORE]
-    out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+    restored = [t for t in moved if t.kind is RESTORE]
+    out = [t for t in moved if t.kind is not RESTORE]
     held = [t for t in out if t.holds_block]
     move_pages(state, ids([t.page for t in out]), PageTrigger.completed)
     _now_partners(state, held, BlockTrigger.completed)
@@ -218,12 +220,12 @@ def _now_partners(state: State, copied: list[Transfer], trigger: BlockTrigger) -
 def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
     moved = [state.transfers[ident] for ident in e.transfers]
     _move_transfers(moved, TransferTrigger.failed, seq)
-    out = [t for t in moved if t.kind is not TransferKind.RESTORE]
+    out = [t for t in moved if t.kind is not RESTORE]
     move_pages(state, ids([t.page for t in out]), PageTrigger.failed)
     kept = ids([t.block for t in out if t.holds_block])
     move_blocks(state, kept, BlockTrigger.failed)
     for t in moved:
-        if t.kind is TransferKind.RESTORE:
+        if t.kind is RESTORE:
             state.pages.refs[t.page] -= 1
         state.request_of(t.row).failures += 1
     _settle(state, moved)  # what was read of them stays unsettled, until the request is rewound
@@ -235,5 +237,5 @@ def _settle(state: State, transfers: list[Transfer]) -> None:
         request = state.request_of(t.row)
         assert request.in_flight > 0, f"transfer {t.transfer} settled twice"
         request.in_flight -= 1
-        if t.kind is TransferKind.SPILL and t.holds_block:
+        if t.kind is SPILL and t.holds_block:
             state.rows.spilling[t.row] -= 1
