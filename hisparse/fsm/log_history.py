@@ -33,9 +33,10 @@ from hisparse.fsm.log_seek import NEAR_BYTES, jump
 from hisparse.fsm.log_segment import Segment, segment_numbers
 from hisparse.fsm.log_snapshots import Snapshots
 from hisparse.fsm.snapshot import restore
-from hisparse.fsm.state import State
+from hisparse.fsm.state import State, state_bytes
 
 STREAM = "scheduler"
+MAX_STATE_BYTES = 1 << 30  # that a log's own configuration may ask for
 _STEP_KIND = StepPlanned.__struct_config__.tag
 
 
@@ -118,6 +119,13 @@ class LogHistory:
                 raise LogError(
                     f"{where}: its configuration is unusable: {config_error(error)}"
                 ) from None
+            if (need := state_bytes(self._config)) > MAX_STATE_BYTES:
+                self._config = None
+                raise LogError(
+                    f"{self.directory.parent}: its configuration asks for a state of {need} B, "
+                    f"above {MAX_STATE_BYTES}: pools.gpu_blocks, pools.host_pool_gib, "
+                    "policy.hot_rows or schedule.max_requests times max_model_len is absurd"
+                )
         return self._config
 
     @property

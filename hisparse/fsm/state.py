@@ -156,6 +156,18 @@ def table_widths(config: HiSparseConfig) -> tuple[int, int, int, int]:
     return (config.max_pages, config.max_pages, config.max_index_blocks, config.hot_blocks)
 
 
+BLOCK_BYTES_MAX = 96  # that the columns and queues of a pool take a block or host page
+ROW_BYTES_MAX = 256  # that those of a request row take beside its tables
+
+
+def state_bytes(config: HiSparseConfig) -> int:
+    """Most bytes that ``State(config)`` takes at once: to be asked before a file's configuration
+    is trusted with it."""
+    ids = config.pools.gpu_blocks + (config.host_pages if config.offload else 0)
+    row = ROW_BYTES_MAX + 4 * sum(table_widths(config))
+    return BLOCK_BYTES_MAX * ids + row * config.schedule.max_requests
+
+
 class State:
     """Everything the scheduler knows. ``State(config)`` is the state before the first event."""
 
