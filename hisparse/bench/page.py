@@ -1,10 +1,9 @@
 """`hisparse bench page`: a log as an HTML page: seconds to write it, to open it, and a frame.
 
-The page is opened in a headless Chromium, without a GPU. A frame is what the page computes and
-draws between two of the browser's: the way goes in from the whole log to 200 events and out again,
-then along it at three depths, `FRAMES` frames each. `interval` is the time from one of the
-browser's frames to the next on that way, 16.7 ms where nothing is late. Over the whole log and with
-two panels at full width, a click is timed until its chain of causes is shown.
+The page is opened in a headless Chromium, without a GPU. `frame` is what the page computes and
+draws on a way through the log: in from all of it to 200 events and out again, then along it at
+three depths, `FRAMES` frames each. `interval` is the time from one frame of the browser to the next
+on that way, 16.7 ms where nothing is late. A click is timed until its chain of causes is shown.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hisparse.bench.browser import browser, run, settle, show
+from hisparse.bench.browser import browser, missing, run, settle, show
 from hisparse.bench.measure import Case, summarise
 from hisparse.cli.export import page_of
+from hisparse.errors import UsageError
 
 FRAMES = 120
 CLICKS = 40
@@ -60,6 +60,8 @@ return found;
 
 def bench_page(log: Path, directory: Path, *, runs: int) -> list[Case]:
     """Cases of the page of the log in `log`. Raises UsageError where there is no browser."""
+    if lacks := missing():
+        raise UsageError(f"no browser: {lacks}")
     page = directory / "page.html"
     began = time.monotonic()
     events = page_of([log], page).records[0].events

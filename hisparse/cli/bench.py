@@ -92,17 +92,31 @@ def log(requests: int, tokens: int, steps: int, checked: int, runs: int, json: b
 
 
 @bench.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Without DIRECTORY: serve so many, about 100 events each, for a log.",
+)
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
 @_json
-def page(directory: Path, runs: int, json: bool) -> None:
-    """The HTML page of the log in DIRECTORY, in a headless Chromium: load, frames, clicks.
+def page(directory: Path | None, requests: int, runs: int, json: bool) -> None:
+    """The HTML page of a log, in a headless Chromium: written, opened, moved, clicked.
 
     Example: hisparse bench page runs/one
     """
     from hisparse.bench.page import bench_page
+    from hisparse.bench.serving import serve_to_log
 
-    _report(lambda place: bench_page(directory, place, runs=runs), json)
+    def measure(place: Path) -> list[Case]:
+        log = directory or place / "log"
+        if directory is None:
+            serve_to_log(requests, log)
+        return bench_page(log, place, runs=runs)
+
+    _report(measure, json)
 
 
 @bench.command()

@@ -25,9 +25,10 @@ function drawRuler(ctx, app, width) {
     ctx.fillStyle = hues.line;
     ctx.fillRect(x - 0.5, RULER - 6, 1, app.height - RULER + 6);
     const at = log.placeAt(view.axis, tick);
-    const label = view.axis === "step" ? log.stepOf(at) : log.seqOf(at);
+    const label = number(view.axis === "step" ? log.stepOf(at) : log.seqOf(at));
+    const fits = x + 4 + ctx.measureText(label).width < GUTTER + width + 8;
     ctx.fillStyle = hues.dim;
-    if (tick <= app.end) ctx.fillText(Number(label).toLocaleString("en"), x + 4, RULER / 2 + 1);
+    if (tick <= app.end && fits) ctx.fillText(label, x + 4, RULER / 2 + 1);
   }
 }
 
