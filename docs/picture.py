@@ -2,8 +2,9 @@
 
     make demo && python docs/picture.py runs/demo docs/page.png
 
-It exports the log, opens the page in a headless Chromium, selects a change, and writes a PNG. Needs
-what the tests of the page need: see tests/README.md.
+It exports the log, opens the page in a headless Chromium, selects a block that a policy's
+choice took from its request, and writes a PNG. Needs what the tests of the page need: see
+tests/README.md.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from pathlib import Path
 from hisparse.bench.browser import browser, run, settle, show
 from hisparse.cli.export import page_of
 
-PLACE = "block 98 @ 887"  # given back by a policy's choice; the demo decides the same every time
-VIEW = (1, 1000)  # seqs
+VIEW = (1, 900)  # seqs
 SCENE = """
-const [place, from, to] = given;
+const [from, to] = given, log = hisparse.logs[0], { block } = log.lanes, found = [];
 hisparse.setTheme("light");
 hisparse.setView(from, to);
-if (!(await hisparse.find(place))) throw new Error(`the log has no ${place}`);
+const { PagesSpilled, PolicyChosen } = log.kindAt;
+for (let id = 1; id < block.used; id++)
+  for (let e = block.first[id]; e < block.first[id + 1]; e++) {
+    const at = block.at[e], cause = causeOf(log, at), x = log.axes.seq[at];
+    const told = log.kind[at] === PagesSpilled && cause >= 0 && log.kind[cause] === PolicyChosen;
+    if (!told || x < (from + to) / 2 || x > to) continue;
+    found.push([explain(log, "block", id, at).length, id, at]);
+  }
+if (!found.length) throw new Error(`no policy took a page in ${from}..${to}`);
+const [, id, at] = found.sort((a, b) => b[0] - a[0] || a[2] - b[2])[0];
+await hisparse.choose(log, "block", id, at);
 """
 
 
@@ -30,7 +40,7 @@ def main(log: Path, out: Path) -> None:
         page = Path(folder) / "page.html"
         page_of([log], page)
         show(driver, page)
-        run(driver, SCENE, PLACE, *VIEW)
+        run(driver, SCENE, *VIEW)
         settle(driver)
         driver.save_screenshot(str(out))
 

@@ -96,7 +96,7 @@ class Recorder:
             moved = changed.get(what, {})
             lane.now.update(moved)
             for ident in named.get(what, ()):
-                lane.add(ident, at, lane.now.setdefault(ident, self._blank) | NAMED)
+                lane.add(ident, at, lane.now.get(ident, 0) | NAMED)
             for ident, state in moved.items():
                 if ident not in named.get(what, ()):
                     lane.add(ident, at, state)
@@ -109,10 +109,6 @@ class Recorder:
                 return first + seq - start if seq - start < end - first else None
             end = first
         return None
-
-    @property
-    def _blank(self) -> int:
-        return 0 if self._timeline is not None else UNKNOWN
 
     def _kind(self, name: str) -> int:
         found = self._kind_of.get(name)
