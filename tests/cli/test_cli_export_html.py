@@ -17,7 +17,9 @@ from log_case import clean_events, write_log
 from hisparse.cli.export import page_of
 from hisparse.cli.opening import open_history
 from hisparse.fsm import events as ev
+from hisparse.fsm.codec import UnknownEvent
 from hisparse.fsm.describe import fields
+from hisparse.fsm.machines import BlockRole
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><!--'
 
@@ -166,6 +168,23 @@ def test_an_event_that_cannot_follow_ends_the_states_and_not_the_page(tmp_path, 
     assert meta["events"] == len(broken)
     (gap,) = meta["gaps"]
     assert (gap["from"], gap["to"]) == (at + 1, None) and meta["error"] == gap["reason"]
+
+
+def test_an_event_whose_columns_do_not_match_is_shown_as_far_as_it_goes(tmp_path, clean):
+    config, events = clean
+    pinned = next(e for e in events if isinstance(e, ev.TransferPinned))
+    copies = [getattr(pinned, name) for name in pinned.__struct_fields__[1:-2]]
+    odd = [
+        ev.BlocksReserved(0, BlockRole.RESIDENT, -1, -1, (5, 1 << 40), (1,), (0, 0, 0), (1,)),
+        ev.TransferPinned(0, *copies, rows=(1, 2, 3), request_epochs=()),
+        UnknownEvent(77, b"\x01"),
+    ]
+    out = tmp_path / "one.html"
+    result = export(write_log(tmp_path / "log", config, [*events[:20], *odd]), out)
+    assert result.exit_code == 1, result.output
+    texts = texts_of(Tags(out.read_text(encoding="utf-8")))
+    assert "contradicts itself" in texts[20][1] and "contradicts itself" in texts[21][1]
+    assert "kind that this version lacks" in texts[22][1]
 
 
 def test_what_the_writer_dropped_is_a_gap(tmp_path, clean):

@@ -12,8 +12,8 @@ function ticksOf(x0, x1, width, pixels) {
 }
 
 function drawRuler(ctx, app, width) {
-  const { hues, view } = app,
-    log = app.logs[0];
+  const { hues, view } = app;
+  const log = app.logs.reduce((a, b) => (b.events > a.events ? b : a)); // it has the last label
   ctx.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -36,12 +35,10 @@ class Lane:
         self.at.append(at)
         self.states.append(state)
 
-    def born(self, at: int, ids: Iterable[int], role: int, row: int, entry: int) -> None:
-        for offset, ident in enumerate(ids):
-            for column, value in zip(
-                self.births, (ident, at, role, row, entry + offset), strict=True
-            ):
-                column.append(value)
+    def born(self, at: int, ident: int, role: int, row: int, entry: int = 0) -> None:
+        """The id was given to `row`, as entry `entry` of the table that `role` belongs to."""
+        for column, value in zip(self.births, (ident, at, role, row, entry), strict=True):
+            column.append(u32(value))
 
     def write(self, name: str, columns: Columns, count: int) -> None:
         """The entries by id; `count` ids from 0 on."""
@@ -59,3 +56,8 @@ class Lane:
         )
         for label, column in zip(("at", "role", "row", "entry"), born[1:], strict=True):
             columns.u32(f"{name}.birth_{label}", column[order], ascending=label == "at")
+
+
+def u32(value: int) -> int:
+    """The nearest number that a column holds: a foreign log may say anything."""
+    return min(max(value, 0), 0xFFFFFFFF)

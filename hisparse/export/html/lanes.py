@@ -17,7 +17,7 @@ import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.errors import HiSparseError
-from hisparse.export.html.lane import CODES, NAMED, STATES, UNKNOWN, Lane
+from hisparse.export.html.lane import CODES, NAMED, STATES, UNKNOWN, Lane, u32
 from hisparse.export.html.payload import Columns
 from hisparse.fsm import events as ev
 from hisparse.fsm.codec import UnknownEvent
@@ -206,30 +206,33 @@ class Recorder:
                     }  # fmt: skip
             case ev.StepPlanned():
                 self._step_at.append(at)
-                self._step_of.append(_u32(event.step))
+                self._step_of.append(u32(event.step))
                 for row, start, count in zip(event.rows, event.starts, event.counts, strict=False):
                     for column, value in zip(self._steps, (at, row, start, count), strict=True):
-                        column.append(_u32(value))
+                        column.append(u32(value))
             case ev.BlocksReserved():
-                ids = map(_u32, event.blocks)
-                self.lanes["block"].born(at, ids, event.role, _u32(event.row), _u32(event.entry))
+                places = _parallel(event.places, len(event.blocks))
+                for block, (row, entry) in zip(event.blocks, places, strict=False):
+                    self.lanes["block"].born(at, block, event.role, row, entry)
             case ev.HotLeased():
-                ids = map(_u32, event.blocks)
-                self.lanes["block"].born(at, ids, BlockRole.HOT, _u32(event.row), 0)
+                for block in event.blocks:
+                    self.lanes["block"].born(at, block, BlockRole.HOT, event.row)
             case ev.HostPagesReserved():
-                self.lanes["page"].born(at, map(_u32, event.pages), 0, _u32(event.row), 0)
+                for page in event.pages:
+                    self.lanes["page"].born(at, page, 0, event.row)
             case ev.TransferPinned():
                 self._pinned(at, event)
 
     def _pinned(self, at: int, event: ev.TransferPinned) -> None:
-        named = zip(event.transfers, event.blocks, event.pages, event.entries, strict=False)
-        for ident, block, page, entry in named:
+        owners = _parallel(event.owners, len(event.transfers))
+        ends = zip(event.transfers, event.blocks, event.pages, event.entries, owners, strict=False)
+        for ident, block, page, entry, (row, _) in ends:
             if ident in self._indices["transfer"] or not 0 < ident <= 0xFFFFFFFF:
                 continue
             self._indices["transfer"][ident] = len(self._copies[0])
-            values = (ident, block, page, entry, event.row, event.kind)
+            values = (ident, block, page, entry, row, event.kind)
             for column, value in zip(self._copies, values, strict=True):
-                column.append(_u32(value))
+                column.append(u32(value))
 
     # -- into a page ------------------------------------------------------------------------------
     def columns(self) -> Columns:
@@ -270,5 +273,9 @@ class Recorder:
         }
 
 
-def _u32(value: int) -> int:
-    return min(max(value, 0), 0xFFFFFFFF)
+def _parallel(pairs: Callable[[], list[tuple[int, int]]], count: int) -> list[tuple[int, int]]:
+    """What an event says a block or copy; nothing where its columns are not of one length."""
+    try:
+        return pairs()
+    except ValueError:  # a foreign log may say anything
+        return [(0, 0)] * count

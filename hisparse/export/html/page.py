@@ -69,8 +69,7 @@ def _log(
     for seq, event in source.events:
         tenants.take(event)
         recorder.take(seq, event)
-        known = isinstance(event, ev.Event)
-        put(texts.take(fields(event), words(event, seq, tenants.who) if known else ""))
+        put(texts.take(fields(event), _words(event, seq, tenants)))
     put(texts.rest())
     columns = recorder.columns()
     columns.u32("texts", lengths)
@@ -93,6 +92,15 @@ class _Tenants:
     def who(self, row: int, seq: int) -> str:
         held = self._held.get(row)
         return f"request {held} (row {row})" if held else f"row {row}"
+
+
+def _words(event: Any, seq: int, tenants: _Tenants) -> str:
+    if not isinstance(event, ev.Event):
+        return "an event of a kind that this version lacks"
+    try:
+        return words(event, seq, tenants.who)
+    except ValueError as error:  # lengths of a foreign log may be anything
+        return f"{type(event).__name__} contradicts itself: {error}"
 
 
 def _parted(sources: Sequence[Source]) -> dict[str, Any] | None:
