@@ -50,7 +50,7 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 @_field("--write-back", "When a sealed page is copied: eager or on_pressure.", metavar="WHEN")
 @_field("--policy", f"Residency policy: {', '.join(POLICIES)}, or module:Class.", metavar="NAME")
 @_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
-@_field("--spec", "Speculated tokens a step (not built yet).", type=int, metavar="N")
+@_field("--spec", "Drafts that a request proposes and verifies a step.", type=int, metavar="N")
 @click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
 @_field("--model", "Model.", metavar="NAME")
 @_field(
@@ -156,7 +156,8 @@ def limit_threads() -> None:
 
 GROUPS = {
     "requests": "requests requests_finished requests_aborted requests_refused requests_failed "
-    "tokens_generated steps rows_computed preemptions rewinds",
+    "tokens_generated steps rows_computed drafts_proposed drafts_accepted acceptance_rate "
+    "preemptions rewinds",
     "same GPU budget, peak": "gpu_blocks block_bytes concurrent_requests_hisparse "
     "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
     "tiers": "spills write_backs restores pages_published prefix_hit_tokens hot_hits hot_misses "

@@ -21,6 +21,10 @@ that no compiler fuses them.
 
 Order in a layer: the step's rows are written, the leader selects, the cache gathers, attention
 runs. A token therefore sees itself and the earlier tokens of its own chunk.
+
+The draft head (`draft=True`) is the first index group and then one layer of its own, an index group
+with rows in the cache like any other: the weights of the fourth layer, coarser. Its rows are
+written after the target's forward, from what the first group made of them; it changes no logit.
 """
 
 from __future__ import annotations
@@ -28,7 +32,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,6 +56,7 @@ from hisparse.engine.builtin_indexer import (
     Selector,
     Span,
 )
+from hisparse.engine.builtin_kv import KVAccess, RowsBeside, StepCache
 from hisparse.errors import ConfigError, UsageError
 
 VOCAB = 384
@@ -64,6 +68,9 @@ ROPE = 32
 ROW = LATENT + ROPE
 MLP = 256
 GROUPS = ((0, 1, 2), (3, 4, 5))
+DRAFT_LAYER = 6
+DRAFT_FROM = 3  # the layer whose weights it has, coarser
+DRAFT_STEP = 16  # to multiples of this
 
 GRID = 256.0  # residual steps in 1.0
 RESIDUAL_MAX = float((1 << 20) - 1)
@@ -76,26 +83,7 @@ PLACES = 251  # period of the additive position table: keeps greedy decoding out
 EOS_HANDICAP = 0.6  # sigmas off the EOS logit: rare, but not never
 
 
-class KVAccess(Protocol):
-    """The cache as the model sees it, during one step. All arrays are host numpy, uint8."""
-
-    def write(self, layer: int, data: np.ndarray) -> None:
-        """Store the step's rows of `layer`: uint8 [n, row_bytes], in `StepRows` order."""
-
-    def write_index(self, group: int, data: np.ndarray) -> None:
-        """Store the step's indexer rows of `group`: uint8 [n, index_row_bytes]."""
-
-    def index_keys(self, group: int, row: int, length: int) -> np.ndarray:
-        """Indexer rows 0..length-1 of request row `row`: uint8 [length, index_row_bytes]."""
-        ...
-
-    def gather(self, layer: int, top_k: np.ndarray | None) -> np.ndarray:
-        """Selected rows: uint8 [n, k, row_bytes], zeros where the selection is -1.
-
-        A leader passes its selection, int32 [n, k]; a follower passes None and gets the rows of
-        its own layer under its leader's selection.
-        """
-        ...
+Turn = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of each position's phases
 
 
 @dataclass(frozen=True)
@@ -105,6 +93,15 @@ class _Layer:
     out: Linear
     up: Linear
     down: Linear
+
+
+def _coarse(layer: _Layer) -> _Layer:
+    """The layer with weights rounded to multiples of `DRAFT_STEP`."""
+    made = {
+        name: Linear(torch.round(part.weight / DRAFT_STEP) * DRAFT_STEP, part.scale)
+        for name, part in vars(layer).items()
+    }
+    return _Layer(**made)
 
 
 def _norm(h: torch.Tensor) -> torch.Tensor:
@@ -135,7 +132,8 @@ class BuiltinModel:
     """Six MLA layers in two index groups, exact top-k, greedy choice; see the module docstring.
 
     seed: of the weights, 0..2**32-1. top_k: rows a token attends to, 1..2048. max_model_len:
-    positions accepted, up to 2**20. device: any torch device; inputs and outputs stay on the host.
+    positions accepted, up to 2**20. draft: with a draft head, `propose`, whose layer and index
+    group come last in the layout. device: any torch device; inputs and outputs stay on the host.
     Raises ConfigError when an argument would leave the exact range.
     """
 
@@ -143,7 +141,13 @@ class BuiltinModel:
     eos = EOS
 
     def __init__(
-        self, *, seed: int, top_k: int, max_model_len: int, device: str | torch.device = "cpu"
+        self,
+        *,
+        seed: int,
+        top_k: int,
+        max_model_len: int,
+        draft: bool = False,
+        device: str | torch.device = "cpu",
     ) -> None:
         if not 1 <= top_k <= MAX_TOP_K:
             raise ConfigError(f"top_k={top_k}: use 1..{MAX_TOP_K}")
@@ -153,7 +157,9 @@ class BuiltinModel:
             raise ConfigError(f"seed={seed}: use 0..2**32-1")
         self.seed, self.top_k, self.max_model_len = seed, top_k, max_model_len
         self.device = torch.device(device)
-        self.layout = ModelLayout(row_bytes=ROW, index_row_bytes=INDEX_WIDTH, index_groups=GROUPS)
+        self.draft = draft
+        groups = (*GROUPS, (DRAFT_LAYER,)) if draft else GROUPS
+        self.layout = ModelLayout(row_bytes=ROW, index_row_bytes=INDEX_WIDTH, index_groups=groups)
         self._selector = Selector(top_k, max_model_len, self.device)
         self._build_tables()
         self._build_weights(np.random.RandomState(seed))
@@ -193,7 +199,7 @@ class BuiltinModel:
                 up=linear(WIDTH, MLP),
                 down=linear(MLP, WIDTH, grid),
             )
-            for _ in range(self.layout.layers)
+            for _ in range(DRAFT_LAYER)
         ]
         self._indexers = [
             Indexer(
@@ -202,9 +208,12 @@ class BuiltinModel:
                 head_weight=linear(WIDTH, INDEX_HEADS, 2 / RMS),
                 bias=self._tensor(random.randint(-40, 41, size=INDEX_HEADS * INDEX_WIDTH)),
             )
-            for _ in self.layout.index_groups
+            for _ in GROUPS
         ]
         self._unembed = linear(WIDTH, VOCAB)
+        if self.draft:
+            self._layers.append(_coarse(self._layers[DRAFT_FROM]))
+            self._indexers.append(self._indexers[1])
         self._eos_handicap = round(EOS_HANDICAP * RMS / self._unembed.scale)
 
     # -- the step --------------------------------------------------------------------------------
@@ -226,25 +235,68 @@ class BuiltinModel:
         if tokens.min() < 0 or tokens.max() >= VOCAB:
             raise UsageError(f"tokens must lie in 0..{VOCAB - 1}")
         spans = _spans(rows, self.max_model_len)
+        h, turn = self._enter(tokens, rows)
+        early = h = self._run_group(0, h, turn, spans, kv)
+        for group in range(1, len(GROUPS)):
+            h = self._run_group(group, h, turn, spans, kv)
+        if self.draft:
+            self._write_rows(len(GROUPS), DRAFT_LAYER, _norm(early), turn, kv)
+        return self._logits(h)
+
+    @torch.inference_mode()
+    def propose(self, tokens: np.ndarray, rows: StepRows, kv: StepCache, count: int) -> np.ndarray:
+        """Drafts of the tokens that follow: int64 [m, count].
+
+        tokens: int64 [m], the newest token of each request; `rows` its place, one a request, where
+        no row is written yet. Reads the rows before it through `kv` and writes none: rows of
+        drafts are kept beside the cache until the target verifies them.
+        """
+        beside, found = RowsBeside(kv, rows), []
+        for ahead in range(count):
+            step = StepRows(rows.rows, rows.positions + ahead)
+            spans = _spans(step, self.max_model_len)
+            h, turn = self._enter(tokens, step)
+            for group in (0, len(GROUPS)):
+                h = self._run_group(group, h, turn, spans, beside)
+            tokens = self.choose(self._logits(h))
+            found.append(tokens)
+            beside.advance()
+        return np.stack(found, axis=1)
+
+    def _enter(self, tokens: np.ndarray, rows: StepRows) -> tuple[torch.Tensor, Turn]:
+        """Residual before the first layer, and the rotation of each position."""
         positions = torch.from_numpy(rows.positions.astype(np.int64)).to(self.device)
         phase = (positions[:, None] * self._steps) % PHASES
-        turn = (self._cos[phase], self._sin[phase])
         h = self._embed[torch.from_numpy(tokens.astype(np.int64)).to(self.device)]
-        h = h + self._place[positions % PLACES]
-        for group, layers in enumerate(self.layout.index_groups):
-            selected = self._tensor([])
-            for layer in layers:
-                x = _norm(h)
+        return h + self._place[positions % PLACES], (self._cos[phase], self._sin[phase])
+
+    def _write_rows(
+        self, group: int, layer: int, x: torch.Tensor, turn: Turn, kv: KVAccess
+    ) -> None:
+        """Rows of a group's leader: latent and indexer."""
+        kv.write(layer, self._row(layer, x, turn))
+        kv.write_index(group, to_bytes(self._selector.row(self._indexers[group], x)))
+
+    def _run_group(
+        self, group: int, h: torch.Tensor, turn: Turn, spans: list[Span], kv: KVAccess
+    ) -> torch.Tensor:
+        """Residual after the layers of an index group."""
+        layers = self.layout.index_groups[group]
+        selected = self._tensor([])
+        for layer in layers:
+            x, top_k = _norm(h), None
+            if layer == layers[0]:
+                self._write_rows(group, layer, x, turn, kv)
+                keys_of = partial(kv.index_keys, group)
+                top_k = self._selector.select(self._indexers[group], x, spans, keys_of)
+                selected = torch.from_numpy(top_k >= 0).to(self.device)
+            else:
                 kv.write(layer, self._row(layer, x, turn))
-                top_k = None
-                if layer == layers[0]:
-                    indexer = self._indexers[group]
-                    kv.write_index(group, to_bytes(self._selector.row(indexer, x)))
-                    keys_of = partial(kv.index_keys, group)
-                    top_k = self._selector.select(indexer, x, spans, keys_of)
-                    selected = torch.from_numpy(top_k >= 0).to(self.device)
-                h = self._attend(layer, h, x, turn, kv.gather(layer, top_k), selected)
-                h = self._mlp(layer, h)
+            h = self._attend(layer, h, x, turn, kv.gather(layer, top_k), selected)
+            h = self._mlp(layer, h)
+        return h
+
+    def _logits(self, h: torch.Tensor) -> np.ndarray:
         logits = self._unembed(_norm(h))
         logits[:, EOS] -= self._eos_handicap
         result: np.ndarray = logits.cpu().numpy()
@@ -256,15 +308,13 @@ class BuiltinModel:
         return best
 
     # -- parts of a layer ------------------------------------------------------------------------
-    def _rope(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _rope(self, x: torch.Tensor, turn: Turn) -> torch.Tensor:
         """Rotate int8 [n, heads, ROPE] by its position; int8 again. Products are exact."""
         cos, sin = turn[0][:, None], turn[1][:, None]
         a, b = x[..., : ROPE // 2], x[..., ROPE // 2 :]
         return quantise(torch.cat((a * cos - b * sin, a * sin + b * cos), -1), 1 / QMAX)
 
-    def _row(
-        self, layer: int, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
-    ) -> np.ndarray:
+    def _row(self, layer: int, x: torch.Tensor, turn: Turn) -> np.ndarray:
         """The rows to cache: uint8 [n, row_bytes]."""
         cached = self._layers[layer].cached
         row = quantise(cached(x), cached.scale)[:, None]
@@ -277,7 +327,7 @@ class BuiltinModel:
         layer: int,
         h: torch.Tensor,
         x: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
+        turn: Turn,
         gathered: np.ndarray,
         selected: torch.Tensor,
     ) -> torch.Tensor:

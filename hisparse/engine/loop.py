@@ -10,7 +10,7 @@ nothing of pages' places. What crosses between the connector's two roles passes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
+from hisparse.engine.speculate import Acceptance, standing
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import InvariantViolation
 from hisparse.fsm.machines import RequestState
@@ -61,6 +62,7 @@ class Served:
     hashed: int = 0  # whole pages hashed so far
     logits: list[np.ndarray] = field(default_factory=list)
     outcome: str = "live"
+    drafts: list[int] = field(default_factory=list)  # what may follow `tokens`
     confirmed_rows: int = 0  # rows whose tokens no copy's failure can take back
 
     @property
@@ -78,6 +80,7 @@ class Served:
 
     def withdraw_provisional(self) -> None:
         """Forget the tokens that were sampled from rows that are not confirmed."""
+        self.drafts.clear()
         kept = max(self.prompt_tokens, self.confirmed_rows + 1)
         del self.tokens[kept:]
         del self.logits[kept - self.prompt_tokens :]
@@ -101,6 +104,8 @@ class ReferenceEngine:
         eos: token id that ends a request.
         salt: separates prefix identities (model, layout, adapter).
         step_ms: arrival times advance by this much a step.
+        drafts: what the last step proposed to follow, by request row; all or some of it is
+            verified in the request's next step.
     """
 
     def __init__(
@@ -112,12 +117,15 @@ class ReferenceEngine:
         eos: int,
         salt: bytes = b"",
         step_ms: float = 10.0,
+        drafts: Callable[[], Mapping[int, list[int]]] = dict,
     ) -> None:
         self.coordinator = coordinator
         self.connector = connector
         self.runner = runner
         self.eos = eos
         self.step_ms = step_ms
+        self.drafts = drafts
+        self.acceptance = Acceptance()
         self.hasher = PageHasher(coordinator.config.pools.page_size, salt)
         self.live: dict[tuple[str, int], Served] = {}
         self.done: list[Served] = []
@@ -231,14 +239,14 @@ class ReferenceEngine:
         state, schedule = self.coordinator.state, self.coordinator.config.schedule
         computed = state.rows.computed
         running = [
-            (len(self.live[q.key].tokens) - int(computed[q.row]), q.arrived_seq, q)
+            (self._left(self.live[q.key], int(computed[q.row])), q.arrived_seq, q)
             for q in state.by_row
             if q is not None and q.state in COMPUTING and q.key not in self._ending
         ]
-        running.sort(key=lambda item: (item[0] > 1, item[1]))
+        running.sort(key=lambda item: (item[0][0] > 1, item[1]))
         room, rows, wanted = schedule.step_rows, [], []
-        for left, _, request in running:
-            want = min(left, schedule.prefill_chunk, room)
+        for (known, drafts), _, request in running:
+            want = min(min(known, schedule.prefill_chunk) + drafts, room)
             if want <= 0:
                 break
             rows.append(request.row)
@@ -252,25 +260,35 @@ class ReferenceEngine:
         ]
         return sorted(batch, key=lambda item: item[0])
 
+    @staticmethod
+    def _left(served: Served, computed: int) -> tuple[int, int]:
+        """Known tokens whose rows are to be computed, and drafts worth verifying behind the last
+        of them: not more than could all be kept."""
+        known = len(served.tokens) - computed
+        room = served.max_new - len(served.generated) - 1
+        return known, min(len(served.drafts), room) if known == 1 else 0
+
     def _gather_tokens(
         self, batch: list[tuple[int, Served, int]]
-    ) -> tuple[np.ndarray, StepRows, list[int | None], list[int]]:
-        """The step's tokens and their places; `ends[i]` is request i's slot among the sampled."""
+    ) -> tuple[np.ndarray, StepRows, list[range], list[int]]:
+        """The step's tokens and their places; `ends[i]` are request i's slots among the sampled:
+        one for its newest token, one for each draft."""
         computed = self.coordinator.state.rows.computed
         tokens: list[int] = []
         rows: list[int] = []
         positions: list[int] = []
-        ends: list[int | None] = []
+        ends: list[range] = []
         sampled: list[int] = []
         for row, served, count in batch:
-            start = int(computed[row])
+            start, known = int(computed[row]), len(served.tokens)
             tokens += served.tokens[start : start + count]
+            drafts = max(0, start + count - known)
+            tokens += served.drafts[:drafts]
             rows += [row] * count
             positions += range(start, start + count)
-            last = start + count == len(served.tokens)
-            ends.append(len(sampled) if last else None)
-            if last:
-                sampled.append(len(tokens) - 1)
+            wanted = drafts + 1 if start + count >= known else 0
+            ends.append(range(len(sampled), len(sampled) + wanted))
+            sampled += range(len(tokens) - wanted, len(tokens))
         step_rows = StepRows(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int64))
         return np.array(tokens, dtype=np.int64), step_rows, ends, sampled
 
@@ -278,25 +296,38 @@ class ReferenceEngine:
         self,
         step: int,
         batch: list[tuple[int, Served, int]],
-        ends: list[int | None],
+        ends: list[range],
         chosen: list[int],
         logits: np.ndarray,
     ) -> None:
-        """Sampled tokens join their requests, rows are accepted, certain ends finish."""
-        computed = self.coordinator.state.rows.computed
+        """Sampled tokens that stand join their requests, their rows are accepted, certain ends
+        finish."""
+        computed, proposed = self.coordinator.state.rows.computed, self.drafts()
         hashes: list[tuple[int, bytes]] = []
+        accepted: list[int] = []
         for (row, served, count), end in zip(batch, ends, strict=True):
-            if end is not None:
-                served.tokens.append(chosen[end])
-                served.logits.append(logits[end])
-                if chosen[end] == self.eos or len(served.generated) >= served.max_new:
-                    self._ending[served.key] = served
-            whole = (int(computed[row]) + count) // self.hasher.page_size
+            kept = self._keep(served, [chosen[i] for i in end])
+            served.logits += [logits[i] for i in end[:kept]]
+            served.drafts = list(proposed.get(row, ()))
+            accepted.append(count - len(end) + kept)
+            whole = (int(computed[row]) + accepted[-1]) // self.hasher.page_size
             hashes += [(row, page_hash) for page_hash in self.page_hashes(served, whole)]
         if batch:
-            rows = [row for row, _, _ in batch]
-            self.coordinator.rows_computed(step, rows, [n for _, _, n in batch], hashes)
+            self.coordinator.rows_computed(step, [row for row, _, _ in batch], accepted, hashes)
         self._finish_confirmed()
+
+    def _keep(self, served: Served, chosen: list[int]) -> int:
+        """Take over what stands of the tokens chosen after the newest one and its drafts."""
+        if not chosen:
+            return 0
+        drafts = served.drafts[: len(chosen) - 1]
+        kept = standing(drafts, chosen, self.eos)
+        self.acceptance.proposed += len(drafts)
+        self.acceptance.accepted += kept - 1
+        served.tokens += chosen[:kept]
+        if chosen[kept - 1] == self.eos or len(served.generated) >= served.max_new:
+            self._ending[served.key] = served
+        return kept
 
     def _watch(self, computed: bool) -> None:
         """Peaks, and the deadlock detector: work that waits while nothing moves is a fault."""

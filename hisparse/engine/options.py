@@ -35,7 +35,7 @@ class RunConfig(BaseModel):
     write_back: Literal["eager", "on_pressure"] = "eager"
     policy: str = "hybrid"
     abort_rate: float = Field(default=0.0, ge=0, le=1)
-    spec: int = Field(default=0, ge=0)
+    spec: int = Field(default=0, ge=0, le=64, description="drafts a request and step")
     graph: bool = False
     model: str = "builtin"
     record_selections: int = Field(
@@ -57,7 +57,6 @@ def refuse_lost_selections(config: RunConfig) -> None:
 def refuse_unbuilt(config: RunConfig) -> None:
     """Options of the contract that no code stands behind yet. Raises ConfigError."""
     unbuilt = {
-        "spec": config.spec > 0,
         "graph": config.graph,
         "model": config.model != "builtin",
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from hisparse.config import ModelLayout
 from hisparse.device.rows import StepRows
-from hisparse.engine.builtin import KVAccess
+from hisparse.engine.builtin_kv import KVAccess, StepCache
 from hisparse.errors import UsageError
 
 BATCH = 32  # requests that `reference_decode_many` decodes together
@@ -33,6 +33,10 @@ class Model(Protocol):
     def forward(self, tokens: np.ndarray, rows: StepRows, kv: KVAccess) -> np.ndarray: ...
 
     def choose(self, logits: np.ndarray) -> np.ndarray: ...
+
+    def propose(
+        self, tokens: np.ndarray, rows: StepRows, kv: StepCache, count: int
+    ) -> np.ndarray: ...
 
 
 class DenseCache(KVAccess):

@@ -75,7 +75,7 @@ def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSpar
         top_k=config.top_k,
         hot_rows=config.hot_rows,
     )
-    schedule = ScheduleConfig(max_model_len=longest)
+    schedule = ScheduleConfig(max_model_len=longest, lookahead_rows=config.spec)
 
     def sized(gpu_blocks: int) -> HiSparseConfig:
         return HiSparseConfig(
@@ -119,7 +119,12 @@ class Job:
         probe = BuiltinModel(seed=config.seed, top_k=config.top_k, max_model_len=1)
         self.workload = load_workload(config, probe)
         longest = max(len(work.prompt) + work.max_new for work in self.workload)
-        self.model = BuiltinModel(seed=config.seed, top_k=config.top_k, max_model_len=longest)
+        self.model = BuiltinModel(
+            seed=config.seed,
+            top_k=config.top_k,
+            max_model_len=longest + config.spec,  # drafts may lie behind the last token
+            draft=config.spec > 0,
+        )
         self.hisparse = build_config(config, self.model, longest)
         self.aborts = choose_aborts(self.workload, config.abort_rate, config.seed)
         self.device = device
@@ -174,6 +179,7 @@ class Job:
             TieredCache(worker, oracle if verify else None),
             replica.rank,
             on_begin,
+            spec=self.config.spec,
         )
         engine = ReferenceEngine(
             coordinator,
@@ -182,6 +188,7 @@ class Job:
             eos=self.model.eos,
             salt=f"builtin-{self.config.seed}".encode(),
             step_ms=self.config.step_ms,
+            drafts=runner.drafts,
         )
         oracle.engine = engine
 
@@ -232,6 +239,9 @@ class Job:
             "tokens_generated": sum(len(r.generated) for r in served),
             "steps": counts["steps"],
             "rows_computed": counts["rows_computed"],
+            "drafts_proposed": engine.acceptance.proposed,
+            "drafts_accepted": engine.acceptance.accepted,
+            "acceptance_rate": engine.acceptance.rate,
             "gpu_blocks": self.hisparse.pools.gpu_blocks,
             "block_bytes": self.hisparse.block_bytes,
             "peak_gpu_blocks_hisparse": engine.peaks.gpu_blocks,

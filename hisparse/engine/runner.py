@@ -15,8 +15,9 @@ import numpy as np
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
-from hisparse.engine.builtin import KVAccess
+from hisparse.engine.builtin_kv import KVAccess
 from hisparse.engine.reference import Model
+from hisparse.engine.speculate import standing
 
 RowCheck = Callable[[int, StepRows, np.ndarray, np.ndarray], None]
 
@@ -63,6 +64,7 @@ class TieredRunner:
 
     Args:
         on_begin: called after the step's command was handed over, before its first access.
+        spec: drafts that `model`, which then has a draft head, proposes for each sampling request.
     """
 
     def __init__(
@@ -71,7 +73,10 @@ class TieredRunner:
         cache: TieredCache,
         connector: KVConnectorBase_V1,
         on_begin: Callable[[], None] | None = None,
+        spec: int = 0,
     ) -> None:
+        self.spec = spec
+        self._drafts: dict[int, list[int]] = {}
         self.model = model
         self.cache = cache
         self.connector = connector
@@ -87,10 +92,38 @@ class TieredRunner:
         if len(tokens):
             self.cache.begin(rows)
             logits = self.model.forward(tokens, rows, self.cache)
-        self.connector.wait_for_save()
         wanted = logits[list(sampled)]
         chosen = self.model.choose(wanted) if len(sampled) else np.zeros(0, dtype=np.int64)
+        self._drafts = self._propose(tokens, rows, np.array(sampled, dtype=np.int64), chosen)
+        self.connector.wait_for_save()
         return chosen, wanted, self.connector.get_output()
+
+    def drafts(self) -> dict[int, list[int]]:
+        """What the draft head proposed in the last step, by request row."""
+        return self._drafts
+
+    def _propose(
+        self, tokens: np.ndarray, rows: StepRows, sampled: np.ndarray, chosen: np.ndarray
+    ) -> dict[int, list[int]]:
+        """Drafts behind each request's newest token, which is not EOS."""
+        if not self.spec or not len(sampled):
+            return {}
+        owners, newest, places = rows.rows[sampled], [], []
+        for row in np.unique(owners).tolist():
+            mine = np.flatnonzero(owners == row)
+            at = sampled[mine]
+            last = standing(tokens[at[1:]].tolist(), chosen[mine].tolist(), self.model.eos) - 1
+            if chosen[mine[last]] != self.model.eos:
+                newest.append(int(chosen[mine[last]]))
+                places.append((row, int(rows.positions[at[last]]) + 1))
+        if not newest:
+            return {}
+        where = StepRows(
+            np.array([row for row, _ in places], dtype=np.int32),
+            np.array([position for _, position in places], dtype=np.int64),
+        )
+        found = self.model.propose(np.array(newest), where, self.cache, self.spec)
+        return {row: drafts for (row, _), drafts in zip(places, found.tolist(), strict=True)}
 
 
 class RecordedRunner:
