@@ -32,6 +32,7 @@ from hisparse.kv.admission import admit, never_fits
 from hisparse.kv.budget import spare
 from hisparse.kv.caches import drop_all, holders
 from hisparse.kv.decision import I64, Decision, T, ints
+from hisparse.kv.host_pool import extents_held
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.policies import resolve
@@ -325,8 +326,9 @@ class HiSparseCoordinator:
         return digest(self.state)
 
     def statistics(self) -> dict[str, int]:
-        """Occupancy now, in blocks, pages and requests."""
-        state = self.state
+        """Occupancy now, in blocks, pages and requests; extents of host pages over live requests
+        (``host_extents / requests_live`` is their mean)."""
+        state, extents = self.state, extents_held(self.state)
         return {
             "seq": state.seq,
             "step": state.step,
@@ -339,4 +341,6 @@ class HiSparseCoordinator:
             "gpu_blocks_spare": spare(state),
             "host_pages_used": len(state.pages.state) - 1 - state.pages.available,
             "host_pages_published": len(state.prefix),
+            "host_extents": sum(extents),
+            "host_extents_worst": max(extents, default=0),
         }

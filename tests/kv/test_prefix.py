@@ -161,4 +161,4 @@ def test_leased_pages_are_not_evicted_and_idle_ones_are_lru_tail_first():
     assert evicted and not set(evicted) & set(kept)
     hashes = rig.hasher.extend(b"", STEM)
     found = [h in rig.state.prefix for h in hashes]
-    assert found == sorted(found, reverse=True) and 5 < sum(found) < 10, "the tail went first"
+    assert found == sorted(found, reverse=True) and 5 <= sum(found) < 10, "the tail went first"

@@ -158,6 +158,7 @@ def blocks_reopened(state: State, e: ev.RequestRewound) -> None:
 def blocks_released(state: State, e: ev.BlocksReleased, seq: int) -> None:
     blocks = ids(e.blocks)
     check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    assert len(set(e.entries)) == len(e.entries), f"row {e.row}: {e.entries} names an entry twice"
     _leave(state, e.role, e.row, ids(e.entries), blocks)
     _unowned(state, e.trigger, blocks)
 

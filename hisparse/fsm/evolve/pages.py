@@ -52,12 +52,10 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     pages, p = ids(e.pages), state.pages
     check_epochs("host page", p.epoch, pages, ids(e.epochs))
     request = state.request_of(e.row)
+    _check_tokens(state, e)
     p.refs[pages] -= 1
     assert (p.refs[pages] >= 0).all(), "a host page was given back twice"
-    if e.entries:
-        table, entries = state.table(Table.HOST)[e.row], ids(e.entries)
-        assert (table[entries] == pages).all(), "the table names other host pages"
-        table[entries] = 0
+    state.table(Table.HOST)[e.row, ids(e.entries)] = 0
     if e.trigger is None:
         idle = pages[p.refs[pages] == 0]
         assert (p.state[idle] == PageState.PUBLISHED).all(), "an idle page needs a trigger"
@@ -69,6 +67,22 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
         gone = set(e.pages)
         request.reserved = [page for page in request.reserved if page not in gone]
     _free_pages(state, pages)
+
+
+def _check_tokens(state: State, e: ev.HostPagesReleased) -> None:
+    """No release without its token: what `row` gives back it holds, by a table entry or by its
+    reservation, and once."""
+    request = state.request_of(e.row)
+    if e.trigger is PageTrigger.abandoned:
+        others = sorted(set(e.pages) - set(request.reserved))
+        assert not others, f"{request.key} gives back host pages {others}, reserved by others"
+        assert not e.entries, f"{request.key}: a reservation has no table entry, {e.entries}"
+    else:
+        named = state.table(Table.HOST)[e.row, ids(e.entries)].tolist()
+        assert named == list(e.pages), (
+            f"{request.key} gives back host pages {e.pages}: its entries {e.entries} name {named}"
+        )
+    assert len(set(e.pages)) == len(e.pages), f"{request.key} gives {e.pages} back: one is twice"
 
 
 def host_pages_evicted(state: State, e: ev.HostPagesEvicted, seq: int) -> None:
