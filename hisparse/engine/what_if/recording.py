@@ -219,7 +219,7 @@ class Recording:
                 request.number,
                 at,
                 preempts,
-                life.computed,
+                life.most,
                 self.steps - life.since,
                 self.steps,
             )
