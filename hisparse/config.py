@@ -145,6 +145,19 @@ class LogConfig(_Model):
         return self
 
 
+class SuffixConfig(_Model):
+    """Who is asked for the indexer pages of a prefix that the GPU has lost; `none`: nobody."""
+
+    name: Literal["none", "cpu"] = "none"
+    gib: float = Field(
+        default=1.0,
+        gt=0,
+        le=1 << 20,
+        allow_inf_nan=False,
+        description="capacity of the 'cpu' tier of indexer pages, GiB",
+    )
+
+
 class HiSparseConfig(_Model):
     """Everything that scheduler and worker must agree on."""
 
@@ -153,6 +166,7 @@ class HiSparseConfig(_Model):
     policy: PolicyConfig = PolicyConfig()
     schedule: ScheduleConfig
     log: LogConfig = LogConfig()
+    suffix: SuffixConfig = SuffixConfig()
     ranks: int = Field(default=1, gt=0, le=64, description="worker ranks of this replica")
     checks: Literal["on", "off"] = "off"
 
@@ -183,6 +197,13 @@ class HiSparseConfig(_Model):
     def host_pages(self) -> int:
         """Whole host pages in `host_pool_gib`, the null page included."""
         return int(self.pools.host_pool_gib * GIB) // self.host_page_bytes
+
+    @property
+    def suffix_pages(self) -> int:
+        """Indexer pages in the CPU tier, the null page included; 0 without one."""
+        if self.suffix.name == "none" or not self.offload:
+            return 0
+        return int(self.suffix.gib * GIB) // self.index_page_bytes
 
     @property
     def hot_blocks(self) -> int:
@@ -235,6 +256,12 @@ def check_capacity(config: HiSparseConfig) -> HiSparseConfig:
         raise CapacityError(
             f"pools.gpu_blocks={config.pools.gpu_blocks} cannot hold one request of {tokens} "
             f"tokens in {config.policy.name!r} mode: use at least {need}"
+        )
+    if config.offload and config.suffix.name != "none" and config.suffix_pages < 2:
+        least = math.ceil(2 * config.index_page_bytes / GIB * 1e9) / 1e9
+        raise CapacityError(
+            f"suffix.gib={config.suffix.gib:g} holds no indexer page of {config.index_page_bytes} "
+            f"B beside the null page: use at least {least:.9f}"
         )
     pages = config.max_pages + 1
     if config.offload and config.host_pages < pages:

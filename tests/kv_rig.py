@@ -11,6 +11,7 @@ from hisparse.config import (
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
+    SuffixConfig,
 )
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
@@ -25,8 +26,13 @@ from hisparse.kv.prefix import PageHasher
 PAGE = 4
 
 
-def make_config(*, blocks=64, host_pages=64, longest=64, ranks=1, **changes) -> HiSparseConfig:
+def make_config(
+    *, blocks=64, host_pages=64, longest=64, ranks=1, suffix_pages=0, **changes
+) -> HiSparseConfig:
     """Pages of 4 rows, 3 layers, index blocks of 6 pages, hot regions of 2 blocks."""
+    suffix = SuffixConfig()
+    if suffix_pages:
+        suffix = SuffixConfig(name="cpu", gib=(suffix_pages + 1) * 64 / GIB)
     schedule = {"max_requests": 8, "prefill_chunk": 64, "step_rows": 64} | changes.pop(
         "schedule", {}
     )
@@ -37,6 +43,7 @@ def make_config(*, blocks=64, host_pages=64, longest=64, ranks=1, **changes) -> 
         ),
         policy=PolicyConfig(top_k=4, hot_rows=8, **changes),
         schedule=ScheduleConfig(max_model_len=longest, **schedule),
+        suffix=suffix,
         ranks=ranks,
         checks="on",
     )
@@ -91,6 +98,7 @@ class SchedulerRig:
         self._accept(step, batch)
         if ack:
             self.complete(*[t.transfer for t in command.transfers])
+            self.complete(*[t.transfer for t in command.index_transfers])
             self.retire(step)
         self.check()
         return command
@@ -99,7 +107,7 @@ class SchedulerRig:
         meta = self.connector.build_connector_meta()
         command = msgspec.msgpack.decode(meta, type=SparseKVOffloadCommand)
         self.commands.append(command)
-        self.sent |= {t.transfer: t.epoch for t in command.transfers}
+        self.sent |= {t.transfer: t.epoch for t in (*command.transfers, *command.index_transfers)}
         return command
 
     def _accept(self, step, batch) -> None:
@@ -172,4 +180,5 @@ class SchedulerRig:
             not state.requests
             and state.blocks.available == len(state.blocks.state) - 1
             and state.pages.available == len(state.pages.state) - 1
+            and not state.suffix_copies
         )

@@ -13,6 +13,7 @@ from hisparse.config import (
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
+    SuffixConfig,
 )
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
@@ -27,7 +28,14 @@ LAYOUT = ModelLayout(row_bytes=64, index_row_bytes=64, index_groups=((0, 1), (2,
 
 
 def small_config(
-    *, gpu_blocks=24, host_pages=64, ranks=1, log=None, write_back="eager", checks="on"
+    *,
+    gpu_blocks=24,
+    host_pages=64,
+    ranks=1,
+    log=None,
+    write_back="eager",
+    checks="on",
+    suffix_pages=0,
 ):
     """4-token pages of 1 KiB, two index pages a block."""
     return HiSparseConfig(
@@ -38,6 +46,9 @@ def small_config(
         policy=PolicyConfig(top_k=4, hot_rows=8, write_back=write_back),
         schedule=ScheduleConfig(max_requests=4, max_model_len=64, prefill_chunk=8, step_rows=16),
         log=log or LogConfig(),
+        suffix=SuffixConfig(name="cpu", gib=suffix_pages * 512 / GIB)
+        if suffix_pages
+        else SuffixConfig(),
         ranks=ranks,
         checks=checks,
     )
@@ -55,7 +66,7 @@ class Ranks:
         acks = [
             Ack(kind, t.transfer, t.epoch)
             for kind in (AckKind.ENQUEUED, AckKind.COMPLETED)
-            for t in command.transfers
+            for t in (*command.transfers, *command.index_transfers)
         ]
         acks.append(Ack(AckKind.RETIRED, command.step))
         messages = []

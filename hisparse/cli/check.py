@@ -62,10 +62,9 @@ def audit(history: History) -> dict[str, Any]:
     """The report: keys `events`, `segments`, `lost`, `gaps`, `resumed`, `checked`, `not_checked`,
     `violations`, `unordered` and `unordered_total` are stable."""
     made = Audit(history.config)
-    blocks, pages = len(made.state.blocks.state), len(made.state.pages.state)
-    ranks = [
-        RankOrder(name, history.read(1, name), blocks, pages) for name in history.rank_streams()
-    ]
+    start = made.state
+    sizes = [len(columns.state) for columns in (start.blocks, start.pages, start.suffix)]
+    ranks = [RankOrder(name, history.read(1, name), *sizes) for name in history.rank_streams()]
     resumed: list[Resumed] = []
     cut = False
     for seq, event in history:

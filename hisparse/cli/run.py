@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -49,6 +49,12 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 @_field("--hot-rows", "Rows of a request's hot region.", type=int, metavar="N")
 @_field("--write-back", "When a sealed page is copied: eager or on_pressure.", metavar="WHEN")
 @_field("--policy", f"Residency policy: {', '.join(POLICIES)}, or module:Class.", metavar="NAME")
+@_field(
+    "--suffix",
+    "Who brings indexer pages back that the GPU has lost: none, or cpu, a tier in host memory.",
+    type=click.Choice(get_args(RunConfig.model_fields["suffix"].annotation)),
+)
+@_field("--suffix-gib", "Capacity of --suffix cpu.", type=float, metavar="G")
 @_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
 @_field("--spec", "Drafts that a request proposes and verifies a step.", type=int, metavar="N")
 @click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
@@ -160,7 +166,9 @@ GROUPS = {
     "preemptions rewinds",
     "same GPU budget, peak": "gpu_blocks block_bytes concurrent_requests_hisparse "
     "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
-    "tiers": "spills write_backs restores pages_published prefix_hit_tokens hot_hits hot_misses "
+    "tiers": "spills write_backs restores pages_published prefix_hit_tokens "
+    "suffix_pages_asked suffix_pages_loaded suffix_pages_stored suffix_pages_evicted "
+    "suffix_copies_failed hot_hits hot_misses "
     "hot_hit_rate host_rows_read copies_failed",
     "log": "events log_bytes state_digest",
 }

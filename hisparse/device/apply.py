@@ -45,6 +45,12 @@ def check_command(
             raise ProtocolError(f"{copy}: leaves a block of {geometry.index_pages} indexer pages")
     check_ids("transfer blocks", tuple(t.block for t in command.transfers), blocks)
     check_ids("transfer hosts", tuple(t.host for t in command.transfers), pages)
+    slots = [t.slot for t in command.index_transfers]
+    check_ids("index transfer blocks", tuple(t.block for t in command.index_transfers), blocks)
+    suffixes = tuple(t.suffix for t in command.index_transfers)
+    check_ids("suffix pages", (*suffixes, *command.poison_suffixes), geometry.suffix_pages)
+    if not all(0 <= slot < geometry.index_pages for slot in slots):
+        raise ProtocolError(f"step {command.step}: index transfers leave a block: slots {slots}")
     _check_unordered(command)
 
 
@@ -59,6 +65,10 @@ def _check_unordered(command: SparseKVOffloadCommand) -> None:
     ):
         if len(set(written)) < len(written) or not set(written).isdisjoint(others):
             raise ProtocolError(f"step {command.step}: two transfers meet in a {what}: {written}")
+    read = {t.suffix for t in command.index_transfers if t.load}
+    kept = [t.suffix for t in command.index_transfers if not t.load]
+    if len(set(kept)) < len(kept) or not read.isdisjoint((*kept, *command.poison_suffixes)):
+        raise ProtocolError(f"step {command.step}: two writers, or a reader, meet in {kept}")
     poisoned = [t for t in spills if t.block in command.poison_blocks]
     if poisoned or any(t.host in command.poison_hosts for t in restores):
         raise ProtocolError(f"step {command.step}: a transfer's source is poisoned: {poisoned}")
@@ -112,6 +122,13 @@ class CommandApplier:
                 [partial(fill, view, ids, POISON) for view in cache.host],
                 [("host", True, ids)],
             )
+        if command.poison_suffixes:
+            ids = command.poison_suffixes
+            self._calls.enqueue(
+                device.d2h,
+                [partial(fill, view, ids, POISON) for view in cache.suffix],
+                [("suffix", True, ids)],
+            )
 
     def _copy_index(self, copy: IndexCopy) -> None:
         device, index = self._calls.device, self._cache.index
@@ -120,6 +137,9 @@ class CommandApplier:
         move = device.kernels.copy_slots
         self._calls.enqueue(
             device.compute,
-            [partial(move, view, copy.source, first, copy.block, to, rows) for view in index.views],
+            [
+                partial(move, view, copy.source, first, view, copy.block, to, rows)
+                for view in index.views
+            ],
             [("gpu", False, (copy.source,)), ("gpu", True, (copy.block,))],
         )

@@ -74,7 +74,14 @@ class Kernels(Protocol):
         self, source: PagedCacheView, block: int, target: PagedCacheView, to: int
     ) -> None: ...
     def copy_slots(
-        self, view: PagedCacheView, source: int, first: int, target: int, to: int, rows: int
+        self,
+        source: PagedCacheView,
+        block: int,
+        first: int,
+        target: PagedCacheView,
+        to_block: int,
+        to: int,
+        rows: int,
     ) -> None: ...
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None: ...
     def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver: ...
@@ -149,7 +156,8 @@ class DeviceCalls:
         accesses: Sequence[tuple[str, bool, tuple[int, ...]]],
         transfer: int = 0,
     ) -> None:
-        """Queue `op`; `accesses` are (pool "gpu" | "host", write, block or page ids) of it."""
+        """Queue `op`; `accesses` are (pool, write, block or page ids) of it. Pools: "gpu", "host",
+        and "suffix", the CPU tier of indexer pages."""
         stream.enqueue(op)
         if self.sink is not None:
             for pool, write, ids in accesses:

@@ -25,12 +25,18 @@ class BoundCache:
     index: IndexCache
     blocks: PagedCacheView
     host: tuple[PagedCacheView, ...]
+    suffix: tuple[PagedCacheView, ...]  # one a group; none without a CPU tier of indexer pages
 
 
 def bind_cache(
-    geometry: Geometry, device: Device, tables: DeviceTables, gpu_pool: Array, host_pool: Array
+    geometry: Geometry,
+    device: Device,
+    tables: DeviceTables,
+    gpu_pool: Array,
+    host_pool: Array,
+    suffix_pool: Array | None = None,
 ) -> BoundCache:
-    """Views of both pools and a handle a layer. Raises InvariantViolation ``disjoint_views``."""
+    """Views of the pools and a handle a layer. Raises InvariantViolation ``disjoint_views``."""
     assert gpu_pool.size == geometry.gpu_pool_bytes, (gpu_pool.size, geometry)
     assert host_pool.size == geometry.host_pool_bytes, (host_pool.size, geometry)
     layers = range(geometry.layers)
@@ -42,7 +48,12 @@ def bind_cache(
         PagedCacheView(gpu_pool, geometry.index_span(g), f"index group {g}")
         for g in range(len(geometry.groups))
     ]
-    for views in (resident, host, index):
+    suffix = [
+        PagedCacheView(suffix_pool, geometry.suffix_span(g), f"suffix, index group {g}")
+        for g in range(len(geometry.groups))
+        if suffix_pool is not None
+    ]
+    for views in (resident, host, index, suffix):
         check_disjoint_views(views)
     groups = tuple(IndexGroup(g, members) for g, members in enumerate(geometry.groups))
     handles: dict[int, HiSparseCacheHandle] = {}
@@ -66,4 +77,5 @@ def bind_cache(
         IndexCache(index, device, tables),
         blocks,
         tuple(host),
+        tuple(suffix),
     )

@@ -24,6 +24,12 @@ contiguous::
 
     layer l   [l * host_pages * S ................................. (l+1) * host_pages * S)
                 [page 0: null)[page 1: S bytes) ... [page host_pages-1: S bytes)
+
+Suffix pool (a CPU tier of indexer pages, if there is one), uint8 ``[suffix_pages * I]``; a page is
+contiguous, its groups one after the other, I bytes in all::
+
+    page p    [p * I ......................................................... (p+1) * I)
+                [group 0: page_size rows of index_row_bytes)[group 1) ... [group G-1)
 """
 
 from __future__ import annotations
@@ -89,6 +95,7 @@ class Geometry:
     hot_blocks: int
     hot_rows: int
     top_k: int
+    suffix_pages: int = 0
 
     @classmethod
     def of(cls, config: HiSparseConfig) -> Geometry:
@@ -109,6 +116,7 @@ class Geometry:
             hot_blocks=config.hot_blocks,
             hot_rows=config.policy.hot_rows if config.offload else 0,
             top_k=config.policy.top_k,
+            suffix_pages=config.suffix_pages,
         )
         assert geometry.page_bytes * geometry.layers == geometry.block_bytes
         assert geometry.hot_rows <= geometry.hot_blocks * geometry.page_size
@@ -126,6 +134,15 @@ class Geometry:
     @property
     def host_pool_bytes(self) -> int:
         return self.layers * self.host_pages * self.page_bytes
+
+    @property
+    def index_page_bytes(self) -> int:
+        """Bytes of one indexer page in all groups."""
+        return len(self.groups) * self.page_size * self.index_row_bytes
+
+    @property
+    def suffix_pool_bytes(self) -> int:
+        return self.suffix_pages * self.index_page_bytes
 
     @property
     def wave_rows(self) -> int:
@@ -150,6 +167,12 @@ class Geometry:
         assert 0 <= layer < self.layers, layer
         offset = layer * self.host_pages * self.page_bytes
         return Span(offset, self.page_bytes, self.host_pages, self.page_size, self.row_bytes)
+
+    def suffix_span(self, group: int) -> Span:
+        """Index group `group` of the suffix pool."""
+        assert 0 <= group < len(self.groups), group
+        rows, width = self.page_size, self.index_row_bytes
+        return Span(group * rows * width, self.index_page_bytes, self.suffix_pages, rows, width)
 
 
 def overlap_spans(a: Span, b: Span) -> bool:

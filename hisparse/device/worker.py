@@ -39,13 +39,28 @@ from hisparse.fsm.wire import (
     Ack,
     AckKind,
     Acknowledgements,
+    IndexTransfer,
     SparseKVOffloadCommand,
     SparseKVPageTransfer,
     TransferKind,
 )
 
-CopyFault = Callable[[SparseKVPageTransfer], bool]
+AnyTransfer = SparseKVPageTransfer | IndexTransfer
+CopyFault = Callable[[AnyTransfer], bool]
 _POISON_LIMIT_BYTES = 1 << 28
+
+
+def _into_gpu(transfer: AnyTransfer) -> bool:
+    """Whether the copy writes the GPU block (on h2d), or reads it (on d2h)."""
+    if isinstance(transfer, IndexTransfer):
+        return transfer.load
+    return transfer.kind == TransferKind.RESTORE
+
+
+def _counter(transfer: AnyTransfer) -> str:
+    if isinstance(transfer, IndexTransfer):
+        return "index_pages_loaded" if transfer.load else "index_pages_stored"
+    return f"{transfer.kind.name.lower()}s"
 
 
 class HiSparseWorker:
@@ -82,12 +97,19 @@ class HiSparseWorker:
         self.acks = AckStream(rank, worker_epoch)
         self.calls = DeviceCalls(device, sink)
         self.copy_fault = copy_fault
-        pool_bytes = self.geometry.gpu_pool_bytes + self.geometry.host_pool_bytes
+        suffix_bytes = self.geometry.suffix_pool_bytes
+        pool_bytes = self.geometry.gpu_pool_bytes + self.geometry.host_pool_bytes + suffix_bytes
         fill = POISON if config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES else 0
         self.gpu_pool: Array = device.allocate(self.geometry.gpu_pool_bytes, fill)
         self.host_pool: Array = device.allocate_pinned(self.geometry.host_pool_bytes, fill)
+        self.suffix_pool: Array | None = (
+            device.allocate_pinned(suffix_bytes, fill) if suffix_bytes else None
+        )
         self.tables = DeviceTables(self.geometry, device)
-        cache = bind_cache(self.geometry, device, self.tables, self.gpu_pool, self.host_pool)
+        cache = bind_cache(
+            self.geometry, device, self.tables, self.gpu_pool, self.host_pool, self.suffix_pool
+        )
+        self.suffix = cache.suffix
         self.index = cache.index
         self.groups = cache.groups
         self._runtimes = tuple(handle.runtime for handle in cache.handles)
@@ -99,11 +121,13 @@ class HiSparseWorker:
         self._closed = False
         self._highest_transfer = 0
         self._copies: dict[int, Event] = {}  # queued, event not yet seen; by transfer id
-        self._pending: deque[tuple[SparseKVPageTransfer, Event, bool]] = deque()
+        self._pending: deque[tuple[AnyTransfer, Event, bool]] = deque()
         self._steps: deque[tuple[int, Event]] = deque()
         self._counts = dict.fromkeys(
             ("commands", "spills", "write_backs", "restores", "failed", "index_pages_copied"), 0
         )
+        if suffix_bytes:
+            self._counts |= {"index_pages_stored": 0, "index_pages_loaded": 0}
         self.calls.emit(events.WorkerOpened(at_seq, rank, worker_epoch, at_seq))
 
     def bind(self, handles: Sequence[HiSparseCacheHandle]) -> None:
@@ -136,7 +160,7 @@ class HiSparseWorker:
         self._counts["index_pages_copied"] += self._applier.apply(command)
         for group in self.groups:
             group.begin_step(command.step)
-        if command.transfers:
+        if command.transfers or command.index_transfers:
             self._queue_transfers(command)
         for rank, seq in command.acked:
             if rank == self.rank:
@@ -165,10 +189,10 @@ class HiSparseWorker:
         retired: list[int] = []
         while self._steps and self.device.query(self._steps[0][1]):
             retired.append(self._steps.popleft()[0])
-        still: deque[tuple[SparseKVPageTransfer, Event, bool]] = deque()
+        still: deque[tuple[AnyTransfer, Event, bool]] = deque()
         late: set[bool] = set()  # streams whose oldest copy is not done: later ones are not either
         for transfer, event, failed in self._pending:
-            restore = transfer.kind == TransferKind.RESTORE
+            restore = _into_gpu(transfer)
             if restore in late or not self.device.query(event):
                 late.add(restore)
                 still.append((transfer, event, failed))
@@ -187,8 +211,8 @@ class HiSparseWorker:
             return
         self._closed = True
         self.handles = self.groups = self._runtimes = ()
-        self.gpu_pool = self.host_pool = None
-        del self._applier, self.index
+        self.gpu_pool = self.host_pool = self.suffix_pool = None
+        del self._applier, self.index, self.suffix
 
     # -- queueing --------------------------------------------------------------------------------
     def _wait(self, stream: Stream, event: Event, why: str) -> None:
@@ -216,31 +240,57 @@ class HiSparseWorker:
         )
         return True
 
+    def _copy_index(self, transfer: IndexTransfer) -> bool:
+        """Queue one indexer page, a chunk a group; like `_copy`."""
+        if self.copy_fault is not None and self.copy_fault(transfer):
+            return False
+        copy, rows, chunks = self.device.kernels.copy_slots, self.geometry.page_size, []
+        first = transfer.slot * rows
+        for block, tier in zip(self.index.views, self.suffix, strict=True):
+            if transfer.load:
+                move = partial(copy, tier, transfer.suffix, 0, block, transfer.block, first, rows)
+            else:
+                move = partial(copy, block, transfer.block, first, tier, transfer.suffix, 0, rows)
+            chunks.append(move)
+        self.calls.enqueue(
+            self.device.h2d if transfer.load else self.device.d2h,
+            chunks,
+            [
+                ("gpu", transfer.load, (transfer.block,)),
+                ("suffix", not transfer.load, (transfer.suffix,)),
+            ],
+            transfer.transfer,
+        )
+        return True
+
     def _queue_transfers(self, command: SparseKVOffloadCommand) -> None:
         device = self.device
         before = self.calls.record(device.compute)
-        restores = [t for t in command.transfers if t.kind == TransferKind.RESTORE]
-        if len(restores) < len(command.transfers):
+        transfers: list[AnyTransfer] = [*command.transfers, *command.index_transfers]
+        into_gpu = [_into_gpu(t) for t in transfers]
+        if not all(into_gpu):
             self._wait(device.d2h, before, "d2h_after_compute")
-        if restores:
+        if any(into_gpu):
             self._wait(device.h2d, before, "h2d_after_compute")
         restored: Event | None = None
-        for transfer in command.transfers:
-            restore = transfer.kind == TransferKind.RESTORE
-            copied = self._copy(transfer)
+        for transfer, restore in zip(transfers, into_gpu, strict=True):
+            if isinstance(transfer, IndexTransfer):
+                copied = self._copy_index(transfer)
+            else:
+                copied = self._copy(transfer)
             event = self.calls.record(device.h2d if restore else device.d2h)
             restored = event if restore else restored
             self._copies[transfer.transfer] = event
             self._highest_transfer = max(self._highest_transfer, transfer.transfer)
             self._pending.append((transfer, event, not copied))
             self._acknowledge(AckKind.ENQUEUED, transfer)
-            self._counts[f"{transfer.kind.name.lower()}s"] += 1
+            self._counts[_counter(transfer)] += 1
             self._counts["failed"] += not copied
         if restored is not None:
             self._wait(device.compute, restored, "compute_after_restore")
 
     # -- acknowledging ---------------------------------------------------------------------------
-    def _acknowledge(self, kind: AckKind, transfer: SparseKVPageTransfer) -> None:
+    def _acknowledge(self, kind: AckKind, transfer: AnyTransfer) -> None:
         self._append(Ack(kind, transfer.transfer, transfer.epoch))
 
     def _append(self, ack: Ack) -> None:

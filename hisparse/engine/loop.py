@@ -156,6 +156,9 @@ class ReferenceEngine:
         """Take a running request off the GPU; it comes back at the end of the queue, under a new
         epoch, and finds by prefix what it had computed and what was durable."""
         self.coordinator.preempt(*served.key)
+        self._requeue(served)
+
+    def _requeue(self, served: Served) -> None:
         del self.live[served.key]
         self._ending.pop(served.key, None)
         served.withdraw_provisional()
@@ -214,8 +217,11 @@ class ReferenceEngine:
             served.hashed, served.parent = len(hashes), hashes[-1] if hashes else b""
 
     def _drop_failed(self) -> None:
-        """Requests that the coordinator ended by itself (a copy that lost rows)."""
+        """Requests that the coordinator ended by itself: those that a copy lost rows of, and those
+        that begin again because indexer pages could not be loaded."""
         state = self.coordinator.state
+        for key in self.coordinator.take_preempted():
+            self._requeue(self.live[key])
         for served in list(self.live.values()):
             request = state.requests.get(served.key)
             if request is None or not (request.live or served.key in state.waiting):

@@ -34,6 +34,8 @@ class RunConfig(BaseModel):
     hot_rows: int = Field(default=32, gt=0)
     write_back: Literal["eager", "on_pressure"] = "eager"
     policy: str = "hybrid"
+    suffix: Literal["none", "cpu"] = "none"
+    suffix_gib: float = Field(default=0.01, gt=0, le=1 << 20)
     abort_rate: float = Field(default=0.0, ge=0, le=1)
     spec: int = Field(default=0, ge=0, le=64, description="drafts a request and step")
     graph: bool = False

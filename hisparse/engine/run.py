@@ -20,6 +20,7 @@ from hisparse.config import (
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
+    SuffixConfig,
     ceil_div,
     check_capacity,
 )
@@ -86,6 +87,7 @@ def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSpar
             policy=policy,
             schedule=schedule,
             log=config.log,
+            suffix=SuffixConfig(name=config.suffix, gib=config.suffix_gib),
             checks="on" if config.verify else "off",
         )
 
@@ -230,6 +232,7 @@ class Job:
         counts, device = coordinator.metrics.counts, worker.statistics()
         looked_up = device["hits"] + device["misses"]
         log = coordinator.log.statistics()
+        suffix = self.config.suffix != "none"
         return {
             "requests": len(served),
             "requests_finished": sum(r.outcome == "finished" for r in served),
@@ -251,6 +254,7 @@ class Job:
             "restores": counts["restores"],
             "pages_published": counts["pages_published"],
             "prefix_hit_tokens": counts["prefix_hit_pages"] * self.hisparse.pools.page_size,
+            **{name: n for name, n in counts.items() if suffix and name.startswith("suffix_")},
             "hot_hits": device["hits"],
             "hot_misses": device["misses"],
             "hot_hit_rate": device["hits"] / looked_up if looked_up else 0.0,

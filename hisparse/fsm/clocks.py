@@ -70,11 +70,11 @@ class Clocks:
     """The clocks of one rank. `found` holds one `Unordered` a pair of events, at most `keep`;
     `total` counts the pairs, those beyond included."""
 
-    def __init__(self, blocks: int, pages: int, keep: int = 100) -> None:
+    def __init__(self, blocks: int, pages: int, suffixes: int = 0, *, keep: int = 100) -> None:
         self.found: list[Unordered] = []
         self.accesses = self.total = 0
         self._keep = keep
-        self._pools = {"gpu": _Pool(blocks), "host": _Pool(pages)}
+        self._pools = {"gpu": _Pool(blocks), "host": _Pool(pages), "suffix": _Pool(suffixes)}
         self._streams: list[str] = []
         self._clocks = np.zeros((STREAMS_MAX, STREAMS_MAX), dtype=np.int64)
         self._host = np.zeros(STREAMS_MAX, dtype=np.int64)  # what the rank saw pass
@@ -214,7 +214,7 @@ class Clocks:
 
 
 def _words(stream: str, write: bool, pool: str, ident: int) -> str:
-    what = "block" if pool == "gpu" else "host page"
+    what = {"gpu": "block", "host": "host page", "suffix": "suffix page"}[pool]
     return f"{stream} {'writes' if write else 'reads'} {what} {ident}"
 
 
@@ -238,9 +238,11 @@ class RankOrder:
     what is unordered, `steps` how many steps' own rows were looked at.
     """
 
-    def __init__(self, name: str, events: Iterable[Logged], blocks: int, pages: int) -> None:
+    def __init__(
+        self, name: str, events: Iterable[Logged], blocks: int, pages: int, suffixes: int = 0
+    ) -> None:
         self.name = name
-        self.clocks = Clocks(blocks, pages)
+        self.clocks = Clocks(blocks, pages, suffixes)
         self.steps = 0
         self._planned: ev.StepPlanned | None = None
         self._segments = _segments(events)

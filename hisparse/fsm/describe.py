@@ -18,6 +18,7 @@ _EPOCHS = {
     "blocks": ("block_epochs", "epochs"),
     "pages": ("page_epochs", "epochs"),
     "sources": ("source_epochs",),
+    "suffixes": ("suffix_epochs",),
     "enqueued": ("enqueued_epochs",),
     "completed": ("completed_epochs",),
     "failed": ("failed_epochs",),

@@ -85,7 +85,8 @@ def _candidates(what: str, first: State, second: State) -> list[str]:
         keys = {**dict.fromkeys(first.requests), **dict.fromkeys(second.requests)}
         return [f"{name}/{epoch}" for name, epoch in sorted(keys, key=lambda key: key[1])]
     if what == "transfer":
-        return [str(ident) for ident in sorted({*first.transfers, *second.transfers})]
+        named = [*first.transfers, *second.transfers, *first.suffix_copies, *second.suffix_copies]
+        return [str(ident) for ident in sorted(set(named))]
     if what == "block":
         return _changed(first.blocks, second.blocks)
     return _changed(first.pages, second.pages)

@@ -13,7 +13,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.errors import LogError
 from hisparse.fsm import events as ev
 from hisparse.fsm.columns import ids
-from hisparse.fsm.evolve import blocks, pages, requests
+from hisparse.fsm.evolve import blocks, pages, requests, suffix
 from hisparse.fsm.state import State
 
 Handler = Callable[[State, Any, int], None]
@@ -31,6 +31,12 @@ def _request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:
     blocks.blocks_reopened(state, e)
 
 
+def _request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
+    if state.suffix_index:
+        suffix.touch_suffix(state, state.requests[(e.request, e.epoch)])
+    requests.request_drained(state, e, seq)
+
+
 HANDLERS: dict[type[ev.Event], Handler] = {
     ev.RequestArrived: requests.request_arrived,
     ev.StepPlanned: _step_planned,
@@ -43,10 +49,11 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.LogGap: requests.unchanged,
     ev.PolicyChosen: requests.unchanged,
     ev.PrefixCacheReset: requests.unchanged,
+    ev.SuffixAsked: suffix.suffix_asked,
     ev.RequestAdmitted: requests.request_admitted,
     ev.AdmissionDeferred: requests.admission_deferred,
     ev.RequestRefused: requests.request_refused,
-    ev.RequestDrained: requests.request_drained,
+    ev.RequestDrained: _request_drained,
     ev.RequestRewound: _request_rewound,
     ev.RequestResumed: requests.request_resumed,
     ev.BlocksReserved: blocks.blocks_reserved,
@@ -69,6 +76,10 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.HotLeased: blocks.hot_leased,
     ev.HotReleased: blocks.hot_released,
     ev.PromotionHeld: requests.promotion_held,
+    ev.SuffixPinned: suffix.suffix_pinned,
+    ev.SuffixEvicted: suffix.suffix_evicted,
+    ev.SuffixCompleted: suffix.suffix_completed,
+    ev.SuffixFailed: suffix.suffix_failed,
 }
 
 

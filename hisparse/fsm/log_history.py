@@ -124,7 +124,8 @@ class LogHistory:
                 raise LogError(
                     f"{self.directory.parent}: its configuration asks for a state of {need} B, "
                     f"above {MAX_STATE_BYTES}: pools.gpu_blocks, pools.host_pool_gib, "
-                    "policy.hot_rows or schedule.max_requests times max_model_len is absurd"
+                    "suffix.gib, policy.hot_rows or schedule.max_requests times max_model_len is "
+                    "absurd"
                 )
         return self._config
 

@@ -36,6 +36,11 @@ NAMES = (
     "pages_evicted",
     "blocks_adopted",
     "index_pages_copied",
+    "suffix_pages_asked",
+    "suffix_pages_loaded",
+    "suffix_pages_stored",
+    "suffix_pages_evicted",
+    "suffix_copies_failed",
     "hot_regions_leased",
     "hot_regions_released",
     "pages_promoted",
@@ -87,5 +92,12 @@ _HANDLERS: dict[type[ev.Event], Callable[[Any], tuple[str, int]]] = {
     ev.PolicyChosen: lambda e: (
         ("pages_promoted", e.need) if e.resource == "promotion" else ("pressure_raised", 1)
     ),
+    ev.SuffixAsked: lambda e: ("suffix_pages_asked", e.asked),
+    ev.SuffixPinned: lambda e: (
+        "suffix_pages_loaded" if e.load else "suffix_pages_stored",
+        len(e.transfers),
+    ),
+    ev.SuffixEvicted: lambda e: ("suffix_pages_evicted", len(e.suffixes)),
+    ev.SuffixFailed: lambda e: ("suffix_copies_failed", len(e.transfers)),
     ev.AdmissionDeferred: lambda e: ("admissions_deferred", 1),
 }

@@ -12,6 +12,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockTrigger, PageTrigger
 from hisparse.fsm.wire import (
     IndexCopy,
+    IndexTransfer,
     SparseKVOffloadCommand,
     SparseKVPageTransfer,
     Table,
@@ -44,6 +45,8 @@ class Projection:
         self.index_copies: list[IndexCopy] = []
         self.transfers: list[SparseKVPageTransfer] = []
         self.acked: dict[int, int] = {}
+        self.index_transfers: list[IndexTransfer] = []
+        self.poison_suffixes: dict[int, None] = {}
 
     def _set(self, table: Table, row: int, entries: Iterable[int], values: Iterable[int]) -> None:
         self._set_places(table, [(row, entry) for entry in entries], values)
@@ -112,6 +115,16 @@ class Projection:
                 if self.poison:
                     self.poison_hosts.update(dict.fromkeys(e.pages))
 
+            case ev.SuffixPinned():
+                columns = (e.transfers, e.blocks, e.block_epochs, e.slots)
+                self.index_transfers += [
+                    IndexTransfer(ident, e.epoch, e.load, *rest)
+                    for ident, *rest in zip(*columns, e.suffixes, e.suffix_epochs, strict=True)
+                ]
+            case ev.SuffixEvicted():
+                if self.poison:
+                    self.poison_suffixes.update(dict.fromkeys(e.suffixes))
+
     def _copy_index(self, e: ev.IndexPagesCopied) -> None:
         """Runs of slots that move together become one copy."""
         runs: list[list[int]] = []
@@ -156,6 +169,8 @@ class Projection:
             index_copies=tuple(self.index_copies),
             transfers=tuple(self.transfers),
             acked=tuple(self.acked.items()),
+            index_transfers=tuple(self.index_transfers),
+            poison_suffixes=tuple(self.poison_suffixes),
         )
 
 

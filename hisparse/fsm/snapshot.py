@@ -16,7 +16,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.errors import LogError
 from hisparse.fsm.idqueue import IdQueue
 from hisparse.fsm.machines import RequestState
-from hisparse.fsm.state import Request, State, Transfer, digest
+from hisparse.fsm.state import Request, State, SuffixCopy, Transfer, digest
 
 FORMAT = 1
 
@@ -41,6 +41,9 @@ class Records(msgspec.Struct, array_like=True):
     worker_epoch: list[int]
     retired: list[int]
     promotion_held_until: int = 0
+    suffix_hashes: list[tuple[int, bytes]] = []
+    suffix_copies: list[SuffixCopy] = []
+    suffix_answers: list[tuple[tuple[str, int], tuple[int, int]]] = []
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -58,7 +61,8 @@ _DECODER = msgspec.msgpack.Decoder(Snapshot)
 def _columns(state: State) -> list[tuple[Any, str]]:
     """(owner, attribute) of every array and queue, in a fixed order."""
     found: list[tuple[Any, str]] = []
-    for owner in (state.blocks, state.pages, state.rows):
+    suffix = (state.suffix,) if len(state.suffix.state) else ()
+    for owner in (state.blocks, state.pages, state.rows, *suffix):
         for name, value in sorted(vars(owner).items()):
             if isinstance(value, np.ndarray | IdQueue):
                 found.append((owner, name))
@@ -97,6 +101,9 @@ def snapshot(state: State) -> bytes:
         state.worker_epoch,
         state.retired,
         state.promotion_held_until,
+        list(state.suffix.hash_of.items()),
+        list(state.suffix_copies.values()),
+        list(state.suffix_answers.items()),
     )
     return msgspec.msgpack.encode(Snapshot(FORMAT, digest(state), columns, records))
 
@@ -148,6 +155,10 @@ def _fill(state: State, taken: Snapshot) -> None:
     state.pages.hash_of = dict(r.page_hashes)
     state.index_prefix = dict(r.index_prefix)
     state.index_hashes = dict(r.index_hashes)
+    state.suffix.hash_of = dict(r.suffix_hashes)
+    state.suffix_index = {page_hash: page for page, page_hash in r.suffix_hashes}
+    state.suffix_copies = {copy.transfer: copy for copy in r.suffix_copies}
+    state.suffix_answers = dict(r.suffix_answers)
     state.next_epoch, state.next_transfer = r.next_epoch, r.next_transfer
     state.acked, state.worker_epoch, state.retired = r.acked, r.worker_epoch, r.retired
     state.promotion_held_until = r.promotion_held_until

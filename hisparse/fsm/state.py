@@ -88,6 +88,24 @@ class Transfer(msgspec.Struct, gc=False):
         return self.kind is TransferKind.RESTORE or not self.holds_block
 
 
+class SuffixCopy(msgspec.Struct):
+    """An indexer page in flight between an index block and the CPU tier. Masks: one bit a rank."""
+
+    transfer: int
+    epoch: int
+    load: bool
+    row: int
+    entry: int  # the page of the request
+    block: int
+    block_epoch: int
+    suffix: int
+    suffix_epoch: int
+    writers: int
+    pinned_seq: int
+    answered: int = 0
+    failed: int = 0
+
+
 class BlockColumns:
     """GPU blocks 0..n-1; block 0 is null and never leaves FREE."""
 
@@ -121,6 +139,19 @@ class PageColumns:
     @property
     def available(self) -> int:
         return self.free.count + self.evictable.count
+
+
+class SuffixColumns:
+    """Indexer pages of the CPU tier 0..n-1, the HostPage machine; page 0 is null. `refs` counts the
+    loads in flight that read a page."""
+
+    def __init__(self, n: int) -> None:
+        self.state = np.zeros(n, dtype=np.uint8)
+        self.epoch = np.zeros(n, dtype=np.uint32)
+        self.refs = np.zeros(n, dtype=np.int32)
+        self.free = IdQueue(n, np.arange(1, n, dtype=np.int64))
+        self.evictable = IdQueue(n)  # stored, and read by no load; least recently used first
+        self.hash_of: dict[int, bytes] = {}
 
 
 class RowColumns:
@@ -164,6 +195,7 @@ def state_bytes(config: HiSparseConfig) -> int:
     """Most bytes that ``State(config)`` takes at once: to be asked before a file's configuration
     is trusted with it."""
     ids = config.pools.gpu_blocks + (config.host_pages if config.offload else 0)
+    ids += config.suffix_pages
     row = ROW_BYTES_MAX + 4 * sum(table_widths(config))
     return BLOCK_BYTES_MAX * ids + row * config.schedule.max_requests
 
@@ -193,6 +225,10 @@ class State:
         self.prefix: dict[bytes, int] = {}  # page hash -> published host page
         self.index_prefix: dict[bytes, tuple[int, int]] = {}  # page hash -> index block, slot
         self.index_hashes: dict[int, list[bytes]] = {}  # index block -> hashes that name it
+        self.suffix = SuffixColumns(config.suffix_pages)
+        self.suffix_index: dict[bytes, int] = {}  # page hash -> page of the CPU tier, stored or not
+        self.suffix_copies: dict[int, SuffixCopy] = {}
+        self.suffix_answers: dict[Key, tuple[int, int]] = {}  # first page, pages promised
         self.next_epoch = 1
         self.next_transfer = 1
         self.acked = [0] * config.ranks  # last acknowledgement taken in, per rank
@@ -226,7 +262,9 @@ class State:
 def digest(state: State) -> str:
     """128-bit hex digest of the whole state; equal for equal folds, on any machine."""
     h = hashlib.blake2b(digest_size=16)
-    for columns in (state.blocks, state.pages, state.rows):
+    # A tier that is not there adds nothing: logs from before it have the digests that they had.
+    suffix = (state.suffix,) if len(state.suffix.state) else ()
+    for columns in (state.blocks, state.pages, state.rows, *suffix):
         for name, value in sorted(vars(columns).items()):
             h.update(name.encode())
             _feed(h, value)
@@ -249,6 +287,11 @@ def _feed(h: Any, value: Any) -> None:
 def _records(state: State) -> list[Any]:
     # What logs of before this field never set is left out: their digests stay what they were.
     held = [state.promotion_held_until] if state.promotion_held_until else []
+    suffix = [
+        sorted(state.suffix_index.items()),
+        list(state.suffix_copies.values()),
+        list(state.suffix_answers.items()),
+    ]
     return [
         *held,
         state.seq,
@@ -263,4 +306,5 @@ def _records(state: State) -> list[Any]:
         sorted(state.index_hashes.items()),
         [state.next_epoch, state.next_transfer],
         [state.acked, state.worker_epoch, state.retired],
+        *([suffix] if any(suffix) else []),
     ]

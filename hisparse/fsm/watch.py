@@ -119,6 +119,16 @@ def _places(state: State, ident: int, *tables: Table) -> str:
 
 def _transfer(state: State, ident: int) -> Facts:
     t = state.transfers.get(ident)
+    if (copy := state.suffix_copies.get(ident)) is not None:
+        return {
+            "state": "PINNED",
+            "kind": "SUFFIX_LOAD" if copy.load else "SUFFIX_STORE",
+            "row": str(copy.row),
+            "page of the request": str(copy.entry),
+            "block": f"{copy.block}@{copy.block_epoch}",
+            "suffix page": f"{copy.suffix}@{copy.suffix_epoch}",
+            "answered by": f"{copy.answered:b} of {copy.writers:b}",
+        }
     if t is None:
         return {"state": "SETTLED"} if ident < state.next_transfer else {}
     return {

@@ -154,6 +154,13 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
             )
         case ev.RequestResumed():
             return f"request {e.request}/{e.epoch} computes its rows again from there"
+        case ev.SuffixAsked():
+            return (
+                f"request {e.request}/{e.epoch} asked for {e.asked} indexer pages from page "
+                f"{e.page} on, {e.found} were promised"
+            )
+        case ev.PrefixCacheReset():
+            return "the prefix caches were reset"
         case ev.AdmissionDeferred() | ev.RequestRefused():
             what = "had to wait" if isinstance(e, ev.AdmissionDeferred) else "was refused"
             return (
@@ -261,6 +268,19 @@ def _lease_words(e: ev.Event, seq: int, who: Who) -> str:
             shown = runs(page for page in e.pages if page)
             owners = _names((row for row, _ in e.places()), seq, who)
             return f"host pages {shown} of {owners} became findable by prefix"
+        case ev.SuffixPinned():
+            ends = f"index blocks {runs(e.blocks)}", f"suffix pages {runs(e.suffixes)}"
+            source, to = ends[::-1] if e.load else ends
+            return (
+                f"indexer pages {runs(e.entries)} of {who(e.row, seq)} were to be copied "
+                f"(transfers {runs(e.transfers)}) from {source} to {to}"
+            )
+        case ev.SuffixEvicted():
+            return f"suffix pages {runs(e.suffixes)} were evicted"
+        case ev.SuffixCompleted():
+            return f"rank {e.rank} saw the indexer pages of transfers {runs(e.transfers)} copied"
+        case ev.SuffixFailed():
+            return f"rank {e.rank} could not copy the indexer pages of {runs(e.transfers)}"
         case ev.HotWanted():
             return f"{who(e.row, seq)} wants a hot region: it is about to lose resident pages"
         case ev.HotLeased():

@@ -70,6 +70,20 @@ class IndexCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
     pages: int
 
 
+class IndexTransfer(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Copy one indexer page, of all groups, between slot `slot` of an index block and page `suffix`
+    of the CPU tier: into the block (`load`), or out of it."""
+
+    transfer: int
+    epoch: int
+    load: bool
+    block: int
+    block_epoch: int
+    slot: int
+    suffix: int
+    suffix_epoch: int
+
+
 class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     """Opaque scheduler -> worker work of one step, in the order in which it must be applied.
 
@@ -79,7 +93,8 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
        from this step on: compute waits for their copies first.
     4. `poison_blocks`, `poison_hosts`: freed since the last command (only with checks on).
     5. `index_copies`: GPU -> GPU copies of shared indexer pages.
-    6. `transfers`: page copies to queue.
+    6. `transfers`, `index_transfers`: page copies to queue. `poison_suffixes`, with checks on, are
+       pages of the CPU tier that were evicted since the last command.
 
     `acked` says, as (rank, seq) pairs, up to where the scheduler has taken each rank's
     acknowledgements in: they need not be kept or sent again.
@@ -97,6 +112,8 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     index_copies: tuple[IndexCopy, ...] = ()
     transfers: tuple[SparseKVPageTransfer, ...] = ()
     acked: tuple[tuple[int, int], ...] = ()
+    index_transfers: tuple[IndexTransfer, ...] = ()
+    poison_suffixes: tuple[int, ...] = ()
 
 
 class AckKind(enum.IntEnum):

@@ -21,12 +21,21 @@ from hisparse.fsm.witness import OF_ROWS, narrowed
 
 Logged = tuple[int, LoggedEvent]
 _GIVEN = (ev.BlocksReserved, ev.HotLeased, ev.HostPagesReserved)
-_SHARED = (ev.BlocksEvicted, ev.BlocksSealed, ev.HostPagesEvicted)
+_SHARED = (ev.BlocksEvicted, ev.BlocksSealed, ev.HostPagesEvicted, ev.SuffixEvicted)
+_SETTLED = (
+    ev.TransferEnqueued,
+    ev.TransferCompleted,
+    ev.TransferFailed,
+    ev.SuffixCompleted,
+    ev.SuffixFailed,
+)
 _IDS = (  # ids, and the fields that may hold their epochs
     ("blocks", ("block_epochs", "epochs")),
     ("sources", ("source_epochs",)),
     ("pages", ("page_epochs", "epochs")),
+    ("suffixes", ("suffix_epochs",)),
 )
+_POOLS = {"blocks": "gpu", "sources": "gpu", "pages": "host", "suffixes": "suffix"}
 _ACKED = ("enqueued", "completed", "failed")
 
 
@@ -49,8 +58,8 @@ class _Rebuilt:
         self._dropped = set(dropped)
         self._held: dict[int, Key] = {}
         self._request_epoch: dict[Key, int] = {}
-        self._epochs: dict[tuple[bool, int, int], int] = {(b, 0, 0): 0 for b in (False, True)}
-        self._last: dict[tuple[bool, int], int] = {}
+        self._epochs: dict[tuple[str, int, int], int] = {(pool, 0, 0): 0 for pool in _POOLS}
+        self._last: dict[tuple[str, int], int] = {}
         self._transfers: dict[int, int] = {0: 0}
         self._epoch_of_transfer: dict[int, int] = {}
         self._steps: dict[int, int] = {}
@@ -79,7 +88,7 @@ class _Rebuilt:
                 return self._acknowledged(event)
             case ev.IndexPagesCopied():
                 return self._copied(event)
-            case ev.TransferEnqueued() | ev.TransferCompleted() | ev.TransferFailed():
+            case _ if isinstance(event, _SETTLED):
                 kept = tuple(self._transfers[t] for t in event.transfers if t in self._transfers)
                 return msgspec.structs.replace(event, transfers=kept) if kept else None
             case ev.TransferPinned():
@@ -89,6 +98,10 @@ class _Rebuilt:
                     self._epoch_of_transfer[ident] = self._request_epoch[self._held[row]]
                 epochs = tuple(self._request_epoch[self._held[row]] for row in event.rows)
                 changed["request_epochs"] = epochs
+            case ev.SuffixPinned():
+                for ident in event.transfers:
+                    self._transfers[ident] = len(self._transfers)
+                    self._epoch_of_transfer[ident] = self._request_epoch[self._held[event.row]]
         if key is not None and hasattr(event, "epoch"):
             changed["epoch"] = self._request_epoch[key]
         if hasattr(event, "transfers"):
@@ -107,19 +120,20 @@ class _Rebuilt:
             name = next((name for name in names if hasattr(event, name)), None)
             if not ids or name is None:
                 continue
-            host, named = field == "pages", zip(ids, getattr(event, name), strict=True)
+            pool, named = _POOLS[field], zip(ids, getattr(event, name), strict=True)
             if isinstance(event, _SHARED):
-                known = [(i, new) for i, e in named if (new := self._epochs.get((host, i, e)))]
+                known = [(i, new) for i, e in named if (new := self._epochs.get((pool, i, e)))]
                 if not known:
                     return None
                 changed[field], changed[name] = zip(*known, strict=True)
                 continue
             pairs = list(named)
-            if isinstance(event, _GIVEN):
+            stored = isinstance(event, ev.SuffixPinned) and not event.load and field == "suffixes"
+            if isinstance(event, _GIVEN) or stored:
                 for ident, epoch in pairs:
-                    self._last[host, ident] = self._last.get((host, ident), 0) + 1
-                    self._epochs[host, ident, epoch] = self._last[host, ident]
-            changed[name] = tuple(self._epochs[host, ident, epoch] for ident, epoch in pairs)
+                    self._last[pool, ident] = self._last.get((pool, ident), 0) + 1
+                    self._epochs[pool, ident, epoch] = self._last[pool, ident]
+            changed[name] = tuple(self._epochs[pool, ident, epoch] for ident, epoch in pairs)
         return msgspec.structs.replace(event, **changed)
 
     def _step(self, event: ev.StepPlanned | ev.RowsComputed) -> LoggedEvent | None:
@@ -153,7 +167,7 @@ class _Rebuilt:
         kept = [
             (source, new, *rest)
             for source, epoch, *rest in zip(*columns, strict=True)
-            if (new := self._epochs.get((False, source, epoch)))
+            if (new := self._epochs.get(("gpu", source, epoch)))
         ]
         return (
             ev.IndexPagesCopied(event.cause, event.row, *zip(*kept, strict=True)) if kept else None

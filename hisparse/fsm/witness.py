@@ -34,6 +34,7 @@ _FIELDS = {
     "blocks": "block",
     "sources": "block",
     "pages": "page",
+    "suffixes": "suffix page",
     "transfers": "transfer",
     "enqueued": "transfer",
     "completed": "transfer",
@@ -41,11 +42,12 @@ _FIELDS = {
     "rows": "row",
 }
 OF_ROWS = (ev.BlocksReserved, ev.TransferPinned, ev.PagesPublished)  # of one row, or of several
-_WORDS = re.compile(r"(host page|page|block|row|transfer)s? (\[[\d, ]+\]|\d+)")
+_WORDS = re.compile(r"(host page|suffix page|page|block|row|transfer)s? (\[[\d, ]+\]|\d+)")
 _BIRTHS: dict[str, tuple[type[ev.Event], ...]] = {
     "block": (ev.BlocksReserved, ev.HotLeased),
     "page": (ev.HostPagesReserved,),
-    "transfer": (ev.TransferPinned,),
+    "suffix page": (ev.SuffixPinned,),
+    "transfer": (ev.TransferPinned, ev.SuffixPinned),
     "row": (ev.RequestAdmitted,),
     "request": (ev.RequestArrived,),
 }

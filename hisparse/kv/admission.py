@@ -4,10 +4,13 @@ Budgets checked together: request rows, host pages, and GPU blocks for the stead
 region, index blocks to the end, resident window with lookahead). What a spill could reclaim counts:
 it is reclaimed before the answer is "wait". Lookup leases what it promises in the same decision.
 
-    prompt pages    0 ............ hit ................................ pages_max
-    resident        adopted / restored | window, then while there is room
-    host            leased (published) | reserved, filled as pages seal
-    index           shared or copied   | reserved as pages are given a place
+    prompt pages    0 ....... local ....... hit ......................... pages_max
+    resident        adopted / restored        | window, then while there is room
+    host            leased (published)        | reserved, filled as pages seal
+    index           shared, copied | loaded   | reserved as pages are given a place
+
+`make_room` says whether a request fits with what both tiers hold of its prefix (`local`). Between
+it and `admit`, which always succeeds then, the suffix source is asked for the pages up to `hit`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
 from hisparse.kv.policies.registry import policy_of
 from hisparse.kv.prefix import find_prefix
 from hisparse.kv.residency import lease_hot, reclaim
+from hisparse.kv.suffix import SuffixSource, promised_suffix
 from hisparse.kv.transfers import pin
 
 Binding = tuple[str, int, int]  # resource, need, have
@@ -45,19 +49,25 @@ def never_fits(state: State, prompt_tokens: int, max_tokens: int) -> Binding | N
     return None
 
 
-def admit(state: State, request: Request, cause: int) -> Decision[bool]:
-    """Admit `request` if every budget holds; else emit which one does not, and return False."""
-    config = state.config
+def make_room(state: State, request: Request, cause: int) -> Decision[bool]:
+    """Whether every budget holds `request` now; else emit which one does not."""
     binding = _binding(state, request)
     if binding is not None and binding[0] == "gpu_blocks":
         yield from reclaim(state, binding[1] - binding[2], cause, "admission")
         binding = _binding(state, request)
-    if binding is not None:
-        if request.deferred != binding[0]:
-            yield ev.AdmissionDeferred(cause, request.request, request.epoch, *binding)
-        return False
+    if binding is not None and request.deferred != binding[0]:
+        yield ev.AdmissionDeferred(cause, request.request, request.epoch, *binding)
+    return binding is None
+
+
+def admit(
+    state: State, request: Request, cause: int, suffix: SuffixSource | None = None
+) -> Decision[None]:
+    """Admit `request`, for which room was made."""
+    config = state.config
     # Looked up only now: reclaiming may evict what an earlier look-up would have promised.
-    hit = _usable_hit(state, request)
+    local = local_hit(state, request)
+    hit = local + promised_suffix(state, request, local)
     pages_max = ceil_div(request.max_tokens, config.pools.page_size)
     steady = config.steady_blocks(request.max_tokens)
     row = int(np.argmin(state.rows.used))
@@ -70,12 +80,13 @@ def admit(state: State, request: Request, cause: int) -> Decision[bool]:
         fresh = yield from take_pages(state, pages_max - hit, cause)
         yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))
     if hit:
-        yield from _share_index(state, request, hit, cause)
+        yield from _share_index(state, request, local, hit, cause)
+        if suffix is not None and hit > local:
+            yield from suffix.load(row, local, hit, cause)
     if config.offload and policy_of(state).host_first:
         yield from lease_hot(state, row, cause)
     elif hit:
         yield from _place_hit(state, row, hit, cause)
-    return True
 
 
 def _binding(state: State, request: Request) -> Binding | None:
@@ -83,7 +94,7 @@ def _binding(state: State, request: Request) -> Binding | None:
     config = state.config
     if state.rows.used.all():
         return ("rows", 1, 0)
-    hit = _usable_hit(state, request)
+    hit = local_hit(state, request)
     if config.offload:
         need = ceil_div(request.max_tokens, config.pools.page_size) - hit
         idle = np.count_nonzero(state.pages.refs[_prefix_pages(state, request, hit)] == 0)
@@ -99,8 +110,8 @@ def _binding(state: State, request: Request) -> Binding | None:
     return None
 
 
-def _usable_hit(state: State, request: Request) -> int:
-    """Pages of the prompt that need not be computed; the last prompt row always is."""
+def local_hit(state: State, request: Request) -> int:
+    """Pages of the prompt that both tiers hold and need not be computed; its last row always is."""
     if not state.config.offload:
         return 0
     most = (request.prompt_tokens - 1) // state.page_size
@@ -146,13 +157,17 @@ def _cached_index_sources(state: State, request: Request, hit: int) -> frozenset
     return frozenset(b for b in sources if state.blocks.state[b] == BlockState.CACHED)
 
 
-def _share_index(state: State, request: Request, hit: int, cause: int) -> Decision[None]:
+def _share_index(
+    state: State, request: Request, local: int, hit: int, cause: int
+) -> Decision[None]:
+    """Index blocks of the hit: shared, or filled from the GPU up to page `local`; for those of
+    pages ``[local, hit)``, which are loaded afterwards, there is just a place."""
     per_block, row = state.index_pages_per_block, request.row
-    copied = _copied_pages(state, request, hit)
+    copied = _copied_pages(state, request, local)
     places = [state.index_prefix[request.hashes[page]] for page in copied]
-    keep = _cached_index_sources(state, request, hit)
-    own = sorted({page // per_block for page in copied})
-    whole = [e for e in range(hit // per_block) if e not in own]
+    keep = _cached_index_sources(state, request, local)
+    own = sorted({page // per_block for page in (*copied, *range(local, hit))})
+    whole = [e for e in range(local // per_block) if e not in own]
     if whole:
         blocks = np.array([_shareable(state, request, e) for e in whole], dtype=np.int64)
         yield ev.BlocksAdopted(
@@ -165,6 +180,8 @@ def _share_index(state: State, request: Request, hit: int, cause: int) -> Decisi
         one = np.array([block])
         epochs = next_block_epochs(state, one)
         yield ev.BlocksReserved(cause, BlockRole.INDEX, row, entry, ints(one), epochs)
+    if not copied:
+        return
     sources = np.array([block for block, _ in places], dtype=np.int64)
     table = state.table(Table.INDEX)[row]
     yield ev.IndexPagesCopied(

@@ -19,8 +19,9 @@ def holders(state: State) -> str:
     held = [f"{request.request}/{request.epoch}" for request in state.by_row if request is not None]
     if held:
         return f"requests {', '.join(held[:8])}{' and more' if len(held) > 8 else ''}"
-    if state.transfers:
-        return f"{len(state.transfers)} transfers in flight"
+    flying = len(state.transfers) + len(state.suffix_copies)
+    if flying:
+        return f"{flying} transfers in flight"
     kept = len(state.blocks.state) - 1 - state.blocks.available
     kept += len(state.pages.state) - 1 - state.pages.available
     return f"{kept} blocks and pages in quarantine" if kept else ""
@@ -46,4 +47,6 @@ def drop_all(state: State, cause: int) -> Decision[None]:
     yield from drop_host(state, cause)
     assert state.blocks.free.count == len(state.blocks.state) - 1, "a block is still in use"
     assert state.pages.free.count == len(state.pages.state) - 1, "a host page is still in use"
+    tier = state.suffix
+    assert not state.suffix_index and tier.free.count == max(len(tier.state) - 1, 0)
     assert not state.prefix and not state.index_prefix, "a prefix still finds something"

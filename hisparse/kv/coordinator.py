@@ -24,11 +24,11 @@ from hisparse.fsm.invariants import Checker
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.machines import LIVE, RequestState
 from hisparse.fsm.metrics import Metrics
-from hisparse.fsm.state import Key, State, digest
+from hisparse.fsm.state import Key, Request, State, digest
 from hisparse.fsm.wire import Acknowledgements
 from hisparse.kv import validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
-from hisparse.kv.admission import admit, never_fits
+from hisparse.kv.admission import admit, local_hit, make_room, never_fits
 from hisparse.kv.budget import spare
 from hisparse.kv.caches import drop_all, holders
 from hisparse.kv.decision import I64, Decision, T, ints
@@ -39,6 +39,8 @@ from hisparse.kv.policies import resolve
 from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
 from hisparse.kv.rewind import resume
+from hisparse.kv.suffix import SuffixSource, missing_suffix
+from hisparse.kv.suffix_cpu import open_suffix
 from hisparse.kv.validate import Rows
 
 HISTORY_EVENTS = 10_000  # how far back an error looks for the last events of an id
@@ -50,12 +52,15 @@ class HiSparseCoordinator:
     Args:
         config: sizes and policy, shared with the worker.
         log: where events go; its next seq must be 1 (a fresh log).
+        suffix: asked for indexer pages that the GPU has lost (default: what the config names).
 
     With ``checks="on"`` every event goes through the run invariants before it is folded; what they
     find is kept in `checker.violations`.
     """
 
-    def __init__(self, config: HiSparseConfig, log: EventLog) -> None:
+    def __init__(
+        self, config: HiSparseConfig, log: EventLog, *, suffix: SuffixSource | None = None
+    ) -> None:
         if log.next_seq != 1:
             raise UsageError(f"the log holds events up to {log.next_seq - 1}: use a fresh one")
         resolve(config.policy.name)
@@ -67,6 +72,8 @@ class HiSparseCoordinator:
         self._rewound: list[ev.RequestRewound] = []  # not told to the engine yet
         self.resident = HiSparseResidentManager(self.state)
         self.index = HiSparseIndexManager(self.state)
+        self.suffix = suffix if suffix is not None else open_suffix(self.state)
+        self._preempted: list[Key] = []
         self.metrics = Metrics()
         self.checker = Checker(config) if config.checks == "on" else None
 
@@ -143,10 +150,26 @@ class HiSparseCoordinator:
         while self.state.waiting:
             key = next(iter(self.state.waiting))
             request = self.state.requests[key]
-            if not self._run(admit(self.state, request, request.arrived_seq)):
+            cause = request.arrived_seq
+            if not self._run(make_room(self.state, request, cause)):
                 break
+            if self.suffix is not None:
+                self._ask(self.suffix, request)
+            self._run(admit(self.state, request, cause, self.suffix))
             admitted.append(key)
         return admitted
+
+    def _ask(self, source: SuffixSource, request: Request) -> None:
+        """Ask for exactly the indexer pages that the host prefix has and the GPU lacks."""
+        local = local_hit(self.state, request)
+        missing = missing_suffix(self.state, request, local)
+        if not missing:
+            return
+        found = source.lookup(missing)
+        if not 0 <= found <= len(missing):
+            raise UsageError(f"the suffix source found {found} of {len(missing)} pages")
+        cause = request.arrived_seq
+        self._record(ev.SuffixAsked(cause, *request.key, local, len(missing), found))
 
     def grow(self, rows: Rows, rows_wanted: Rows) -> list[int]:
         """Make places for the next rows of live requests, in this order.
@@ -240,12 +263,22 @@ class HiSparseCoordinator:
         sealed = before < self.state.rows.computed[at] // page_size
         if sealed.any():
             self._run(seal_pages(self.state, at[sealed], before[sealed], seq))
+            if self.suffix is not None:
+                self._store_sealed(self.suffix, at[sealed], before[sealed], seq)
         self._resume(seq)
 
     def _resume(self, cause: int) -> None:
         """Requests that were rewound, and that nothing holds back any more, go on."""
         for key in list(self.state.rewinding):
             self._run(resume(self.state, key, cause))
+
+    def _store_sealed(self, source: SuffixSource, rows: I64, first: I64, seq: int) -> None:
+        """Index blocks that pages from `first[i]` of `rows[i]` on have filled may be stored."""
+        per_block = self.state.index_pages_per_block
+        end = self.state.rows.computed[rows] // self.state.page_size // per_block
+        starts = first // per_block
+        for row, begin, stop in zip(rows.tolist(), starts.tolist(), end.tolist(), strict=True):
+            self._run(source.store(row, begin, stop, seq))
 
     def confirmed(self, request: str, epoch: int) -> int:
         """Leading rows of a request that are certain: no step that computed them could read a page
@@ -260,7 +293,7 @@ class HiSparseCoordinator:
         """
         validate.ends(self.state, request, epoch, "finish", (RequestState.DECODE,))
         seq = self._record(ev.RequestFinished(0, request, epoch, reason))
-        self._run(end_request(self.state, (request, epoch), True, seq))
+        self._end((request, epoch), True, seq)
 
     def abort(self, request: str, epoch: int, reason: str = "abort") -> None:
         """End the request, whatever its state; after an end this changes nothing."""
@@ -268,7 +301,7 @@ class HiSparseCoordinator:
         ended = before is None or before.state is RequestState.DRAINING
         seq = self._record(ev.RequestAborted(0, request, epoch, reason))
         if not ended:
-            self._run(end_request(self.state, (request, epoch), False, seq))
+            self._end((request, epoch), False, seq)
 
     def preempt(self, request: str, epoch: int, reason: str = "preempt") -> None:
         """Take the request off the GPU. It comes back by `arrive`, under a new epoch.
@@ -277,7 +310,21 @@ class HiSparseCoordinator:
         """
         validate.ends(self.state, request, epoch, "preempt", LIVE)
         seq = self._record(ev.RequestPreempted(0, request, epoch, reason))
-        self._run(end_request(self.state, (request, epoch), True, seq))
+        self._end((request, epoch), True, seq)
+
+    def _end(self, key: Key, keep: bool, seq: int) -> None:
+        row = self.state.requests[key].row
+        if self.suffix is not None and row >= 0:
+            self._run(self.index.seal_final(row, seq))
+            self._run(self.suffix.store(row, 0, int(self.state.rows.index[row]), seq))
+        self._run(end_request(self.state, key, keep, seq))
+
+    def take_preempted(self) -> list[Key]:
+        """Requests that were taken off the GPU since the last call, and not by `preempt`: indexer
+        pages that they read could not be loaded. Like any preempted request they come back by
+        `arrive`, with the tokens that are certain (`confirmed` rows before the end: none)."""
+        taken, self._preempted = self._preempted, []
+        return taken
 
     def tick(self, now_us: int) -> None:
         """Tell the state what time it is, in microseconds; UsageError if it would go back."""
@@ -295,6 +342,8 @@ class HiSparseCoordinator:
             return False
         seq = self._record(event)
         self._run(acknowledge(self.state, event, seq))
+        if self.suffix is not None:
+            self._preempted += self._run(self.suffix.result(event, seq))
         self._resume(seq)
         for key in list(self.state.draining):
             self._run(drain(self.state, key, seq))
@@ -317,6 +366,8 @@ class HiSparseCoordinator:
         if holders(self.state):
             return False
         seq = self._record(ev.PrefixCacheReset(0))
+        if self.suffix is not None:
+            self._run(self.suffix.drop(seq))
         self._run(drop_all(self.state, seq))
         return True
 
@@ -343,4 +394,5 @@ class HiSparseCoordinator:
             "host_pages_published": len(state.prefix),
             "host_extents": sum(extents),
             "host_extents_worst": max(extents, default=0),
+            "suffix_pages_stored": len(state.suffix_index),
         }

@@ -79,9 +79,11 @@ def drain(state: State, key: Key, cause: int) -> Decision[None]:
     request = state.requests[key]
     row = request.row
     yield from HiSparseResidentManager(state).release(row, cause)
+    if state.rows.index[row]:  # an index block was kept for a copy to or from the CPU tier
+        yield from HiSparseIndexManager(state).release(row, cause)
     # Without a host tier nothing but stream-ordered work reads, so there is nothing to wait for.
     unread = not state.config.offload or min(state.retired) >= state.rows.last_step[row]
-    if request.in_flight or not unread:
+    if request.in_flight or not unread or state.rows.index[row]:
         return
     table = state.table(Table.HOST)[row]
     entries = np.flatnonzero(table)[::-1]  # tail first: the head of a prefix is evicted last

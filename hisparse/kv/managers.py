@@ -185,22 +185,34 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
             if len(blocks):
                 yield ev.BlocksSealed(cause, ints(blocks), block_epochs(self.state, blocks))
 
+    def seal_final(self, row: int, cause: int) -> Decision[None]:
+        """The request ended: blocks that hold pages which a prefix can find are sealed."""
+        blocks = self.blocks(row, self.entries(row))
+        named = self.state.index_hashes
+        found = np.array([bool(named.get(block)) for block in blocks.tolist()], dtype=np.bool_)
+        own = (self.pool.refs[blocks] == 1) & (self.pool.state[blocks] == BlockState.DIRTY)
+        sealable = blocks[own & found]
+        if len(sealable):
+            yield ev.BlocksSealed(cause, ints(sealable), block_epochs(self.state, sealable))
+
     def release(self, row: int, cause: int) -> Decision[None]:
-        state, entries = self.state, self.entries(row)
+        """Blocks with a copy to or from the CPU tier under way stay; the rest goes back now."""
+        state = self.state
+        yield from self.seal_final(row, cause)
+        entries = self.entries(row)
         blocks = self.blocks(row, entries)
+        if state.suffix_copies:
+            copied = [copy.block for copy in state.suffix_copies.values()]
+            entries = entries[~np.isin(blocks, copied)]
+            blocks = self.blocks(row, entries)
         shared = self.pool.refs[blocks] > 1
         states = self.pool.state[blocks]
-        found = np.array([bool(state.index_hashes.get(b)) for b in blocks.tolist()], dtype=bool)
-        dirty = ~shared & (states == BlockState.DIRTY)
-        sealable = blocks[dirty & found]
-        if len(sealable):
-            yield ev.BlocksSealed(cause, ints(sealable), block_epochs(state, sealable))
         yield from self.give_back(row, entries[shared], None, cause)
         reserved = ~shared & (states == BlockState.RESERVED)
         yield from self.give_back(row, entries[reserved], BlockTrigger.abandoned, cause)
-        unfound = entries[dirty & ~found]
+        unfound = entries[~shared & (states == BlockState.DIRTY)]
         yield from self.give_back(row, unfound, BlockTrigger.retired, cause)
-        final = ~shared & ((states == BlockState.CLEAN) | (dirty & found))
+        final = ~shared & (states == BlockState.CLEAN)
         yield from self.give_back(row, entries[final], BlockTrigger.cached, cause)
 
     def shared_beyond(self, row: int, first: int) -> int:

@@ -68,6 +68,9 @@ def resume(state: State, key: Key, cause: int) -> Decision[None]:
         return  # a step is under way
     if any(t.row == row and t.entry >= first for t in state.transfers.values()):
         return
+    beyond = state.table(Table.INDEX)[row, first // state.index_pages_per_block :]
+    if any(copy.block in beyond for copy in state.suffix_copies.values()):
+        return
     held = state.table(Table.HOST)[row, first:].any()
     if held and min(state.retired) < rows.last_step[row]:
         return

@@ -22,6 +22,7 @@ from hisparse.config import (
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
+    SuffixConfig,
     check_capacity,
 )
 from hisparse.connector.base import KVConnectorOutput
@@ -85,6 +86,15 @@ def random_config(rng: random.Random, tides: bool = False) -> HiSparseConfig:
     return check_capacity(
         sized(int(least * rng.choice([2, 3, 4] if tides else [1, 1.5, 2, 4])) + 1)
     )
+
+
+def with_suffix(config: HiSparseConfig, rng: random.Random) -> HiSparseConfig:
+    """The same world, in two cases of three with a CPU tier of indexer pages, small or large."""
+    pages = rng.choice([0, rng.randrange(2, 30), 400])
+    if not pages:
+        return config
+    suffix = SuffixConfig(name="cpu", gib=(pages + 0.5) * config.index_page_bytes / GIB)
+    return check_capacity(config.model_copy(update={"suffix": suffix}))
 
 
 def random_workload(
@@ -151,7 +161,7 @@ class TaggedRunner:
                 length = int(rows.positions[rows.rows == row].max()) + 1
                 want = row_bytes(tags[row][:length], cache, layout.index_row_bytes)
                 keys = self.worker.index.keys(group, row, length)
-                self._expect(keys, want, f"index {group}", None)
+                self._expect(keys, want, f"index {group}", rows, row)
             selection = self._select(rows)
             for layer in layers:
                 handle = self.worker.handles[layer]
@@ -185,19 +195,23 @@ class TaggedRunner:
         chosen[self.random.rand(*chosen.shape) < 0.1] = -1
         return np.asarray(chosen, dtype=np.int32)
 
-    def _expect(self, pending: Any, want: np.ndarray, what: str, rows: StepRows | None) -> None:
-        """Check `pending` when it is read. With faults, rows that read the page of a failed copy
-        are noted instead: they may never be confirmed."""
+    def _expect(
+        self, pending: Any, want: np.ndarray, what: str, rows: StepRows, keys_of: int | None = None
+    ) -> None:
+        """Check `pending` when it is read: rows gathered for each of `rows`, or the indexer rows of
+        request row `keys_of`, which all its rows of the step read. With faults, rows that read the
+        page of a failed copy are noted instead: they may never be confirmed."""
         assert self.engine is not None
         state = self.engine.coordinator.state
         seq, step = state.seq, state.step
-        keys = {} if rows is None else {r: state.request_of(r).key for r in set(rows.rows.tolist())}
+        keys = {r: state.request_of(r).key for r in set(rows.rows.tolist())}
 
         def check(data: np.ndarray) -> None:
             self.rows_checked += want.size // want.shape[-1]
             wrong = (data != want).any(axis=-1)
-            if wrong.any() and rows is not None and self.tolerates_faults:
-                for i in np.flatnonzero(wrong.any(axis=-1)).tolist():
+            if wrong.any() and self.tolerates_faults:
+                by_row = wrong.any(axis=-1) if keys_of is None else rows.rows == keys_of
+                for i in np.flatnonzero(by_row).tolist():
                     key = keys[int(rows.rows[i])]
                     self.tainted.setdefault(key, set()).add((step, int(rows.positions[i])))
             elif wrong.any():
@@ -229,8 +243,9 @@ class Simulation:
     def __init__(self, seed: int, *, requests: int = 14) -> None:
         self.seed = seed
         self.rng = random.Random(f"hisparse simulation {seed}")
+        self.caches = random.Random(f"hisparse caches {seed}")
         tides = self.rng.random() < 0.3
-        config = random_config(self.rng, tides)
+        config = with_suffix(random_config(self.rng, tides), self.caches)
         faults = random.Random(f"hisparse faults {seed}")
         answer = faults.choice(["rewind", "fail"])
         self.config = config.model_copy(
@@ -263,7 +278,6 @@ class Simulation:
         longest = self.config.schedule.max_model_len
         self.workload = random_workload(self.rng, longest, requests, tides)
         self.disturbance = self.rng.choice([0.0, 0.02, 0.1])
-        self.caches = random.Random(f"hisparse caches {seed}")
         self.resets = 0
 
     def _after_step(self, engine: ReferenceEngine) -> None:

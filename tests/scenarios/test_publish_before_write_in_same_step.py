@@ -39,7 +39,8 @@ def test_every_published_page_was_reserved_written_and_copied_before_in_this_ord
             case ev.RequestAdmitted():
                 rows[e.row], computed[e.row] = [], e.hit_tokens
             case ev.BlocksReserved() if e.role == 0:
-                rows[e.row] += [seq] * len(e.blocks)
+                for row, _ in e.places():
+                    rows[row].append(seq)
             case ev.StepPlanned():
                 planned |= dict.fromkeys(e.rows, seq)
             case ev.RowsComputed():
@@ -47,8 +48,8 @@ def test_every_published_page_was_reserved_written_and_copied_before_in_this_ord
                     assert planned[row] < seq
                     computed[row] += count
             case ev.TransferPinned() if e.kind != e.kind.RESTORE:
-                for page, entry in zip(e.pages, e.entries, strict=True):
-                    assert (entry + 1) * 4 <= computed[e.row], "copied before it was computed"
+                for page, entry, (row, _) in zip(e.pages, e.entries, e.owners(), strict=True):
+                    assert (entry + 1) * 4 <= computed[row], "copied before it was computed"
                     pinned[page] = seq
                 filled |= dict(zip(e.transfers, e.pages, strict=True))
             case ev.TransferCompleted() if e.last:
@@ -56,7 +57,7 @@ def test_every_published_page_was_reserved_written_and_copied_before_in_this_ord
                     pinned[filled[ident]] *= -1
             case ev.PagesPublished():
                 published += len(e.pages)
-                assert (e.entry + len(e.pages)) * 4 <= computed[e.row]
+                assert all((at + 1) * 4 <= computed[row] for row, at in e.places())
                 for page in filter(None, e.pages):
                     assert pinned[page] < 0, "published before its copy completed"
     assert published >= 10

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import msgspec
 import numpy as np
 
 from hisparse.device.worker import HiSparseWorker
@@ -17,6 +18,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm import fold, project
 from hisparse.fsm.evolve import blocks as evolve_blocks
 from hisparse.fsm.evolve import pages as evolve_pages
+from hisparse.fsm.evolve import suffix as evolve_suffix
 from hisparse.fsm.machines import HOST_PAGE, BlockTrigger, PageState, PageTrigger
 from hisparse.fsm.wire import Table
 from hisparse.kv import (
@@ -27,6 +29,7 @@ from hisparse.kv import (
     promotion,
     publication,
     residency,
+    suffix_cpu,
 )
 from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.coordinator import HiSparseCoordinator
@@ -276,9 +279,92 @@ def hot_given_back_while_pages_are_on_host() -> Iterator[None]:
 
 
 @contextmanager
+def indexer_page_loaded_to_another_slot() -> Iterator[None]:
+    """Indexer pages come back into the slot beside their own, where there is one."""
+    copy = HiSparseWorker._copy_index
+
+    def misplaced(self, transfer):
+        if transfer.load:
+            slot = (transfer.slot + 1) % self.geometry.index_pages
+            transfer = msgspec.structs.replace(transfer, slot=slot)
+        return copy(self, transfer)
+
+    with mock.patch.object(HiSparseWorker, "_copy_index", misplaced):
+        yield
+
+
+@contextmanager
 def promoted_before_the_host_page_is_valid() -> Iterator[None]:
     """Pages come back while the copies that fill their host pages are still under way."""
     with mock.patch.object(promotion, "DURABLE", tuple(PageState)):
+        yield
+
+
+@contextmanager
+def index_block_freed_under_a_copy() -> Iterator[None]:
+    """Index blocks of ended requests go back while they are copied to or from the CPU tier."""
+    release = managers.HiSparseIndexManager.release
+
+    def at_once(self, row, cause):
+        with mock.patch.object(self.state, "suffix_copies", {}):
+            events = list(release(self, row, cause))
+        yield from relay(events)
+
+    with mock.patch.object(managers.HiSparseIndexManager, "release", at_once):
+        yield
+
+
+@contextmanager
+def failed_load_taken_for_complete() -> Iterator[None]:
+    """A rank that could not copy an indexer page counts as one that did."""
+    result = suffix_cpu.CpuSuffix.result
+
+    def hopeful(self, taken, cause):
+        done, epochs = taken.completed + taken.failed, taken.completed_epochs + taken.failed_epochs
+        changed = {"completed": done, "completed_epochs": epochs, "failed": (), "failed_epochs": ()}
+        return (yield from result(self, msgspec.structs.replace(taken, **changed), cause))
+
+    with mock.patch.object(suffix_cpu.CpuSuffix, "result", hopeful):
+        yield
+
+
+@contextmanager
+def leased_indexer_page_evicted() -> Iterator[None]:
+    """The CPU tier gives a page away that a load is still reading."""
+    give = evolve_suffix._lease
+
+    def lease(state, e, request, pages):
+        give(state, e, request, pages)
+        state.suffix.refs[pages] -= 1
+        state.suffix.evictable.push(pages[state.suffix.refs[pages] == 0])
+
+    def back(state, copy):
+        return
+
+    with (
+        mock.patch.object(evolve_suffix, "_lease", lease),
+        mock.patch.object(evolve_suffix, "_give_back", back),
+    ):
+        yield
+
+
+@contextmanager
+def wrong_indexer_page_loaded() -> Iterator[None]:
+    """The source brings the pages of the suffix back in the wrong order."""
+    pinned = suffix_cpu.CpuSuffix._pinned
+
+    def shuffled(self, load, row, entries, pages, cause):
+        return pinned(self, load, row, entries, pages[::-1] if load else pages, cause)
+
+    def lease(state, e, request, pages):
+        tier = state.suffix
+        tier.evictable.remove(pages[tier.refs[pages] == 0])
+        tier.refs[pages] += 1
+
+    with (
+        mock.patch.object(suffix_cpu.CpuSuffix, "_pinned", shuffled),
+        mock.patch.object(evolve_suffix, "_lease", lease),
+    ):
         yield
 
 
@@ -314,6 +400,14 @@ MUTANTS = {
     "freed_block_kept_in_no_queue": (freed_block_kept_in_no_queue, {"conservation"}),
     "fold_forgets": (fold_forgets, {"replay_equal"}),
     "drift_that_heals": (drift_that_heals, {"replay_equal"}),
+    "indexer_page_loaded_to_another_slot": (indexer_page_loaded_to_another_slot, {"content"}),
+    "index_block_freed_under_a_copy": (index_block_freed_under_a_copy, {"spill_before_free"}),
+    "failed_load_taken_for_complete": (failed_load_taken_for_complete, {"rank_quorum"}),
+    "leased_indexer_page_evicted": (
+        leased_indexer_page_evicted,
+        {"host_reuse_after_readers", "refcount_exact"},
+    ),
+    "wrong_indexer_page_loaded": (wrong_indexer_page_loaded, {"one_content"}),
     "reset_while_pages_are_leased": (reset_while_pages_are_leased, {"host_reuse_after_readers"}),
     "provisional_rows_confirmed": (provisional_rows_confirmed, {"no_silent_loss"}),
 }

@@ -100,11 +100,19 @@ class CpuKernels:
         target.array[to] = source.array[block]
 
     def copy_slots(
-        self, view: PagedCacheView, source: int, first: int, target: int, to: int, rows: int
+        self,
+        source: PagedCacheView,
+        block: int,
+        first: int,
+        target: PagedCacheView,
+        to_block: int,
+        to: int,
+        rows: int,
     ) -> None:
-        """Rows ``[first, first + rows)`` of block `source` to row `to` of block `target`."""
-        assert source != NULL and target != NULL, (source, target)
-        view.array[target, to : to + rows] = view.array[source, first : first + rows].copy()
+        """Rows ``[first, first + rows)`` of `block` in `source` to row `to` of `to_block` in
+        `target`, which may be the same view."""
+        assert block != NULL and to_block != NULL, (block, to_block)
+        target.array[to_block, to : to + rows] = source.array[block, first : first + rows].copy()
 
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None:
         assert NULL not in blocks, "the null block is never written"

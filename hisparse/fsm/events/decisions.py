@@ -301,3 +301,51 @@ class PromotionHeld(Event, frozen=True, gc=False, array_like=True, tag=63):
     """Pages leave under pressure: none comes back to the GPU before step `until_step`."""
 
     until_step: int
+
+
+# -- decisions: the CPU tier of indexer pages -----------------------------------------------------
+
+
+class SuffixPinned(Event, frozen=True, gc=False, array_like=True, tag=70):
+    """Indexer pages `entries` of `row` are to be copied between `slots` of its index `blocks` and
+    pages `suffixes` of the CPU tier: into the blocks (`load`), or out of them.
+
+    Leases are taken in this very event. A store reserves its page under a new epoch, for the hash
+    of the page that it holds; a load leases it. `writers` is a bit mask: ranks that copy, each
+    between its own block and its own tier. `epoch` is the request's.
+    """
+
+    load: bool
+    row: int
+    epoch: int
+    writers: int
+    transfers: Ints
+    entries: Ints
+    blocks: Ints
+    block_epochs: Ints
+    slots: Ints
+    suffixes: Ints
+    suffix_epochs: Ints
+
+
+class SuffixEvicted(Event, frozen=True, gc=False, array_like=True, tag=71):
+    """Pages of the CPU tier that nobody leases lose their content; no prefix finds it there."""
+
+    suffixes: Ints
+    suffix_epochs: Ints
+
+
+class SuffixCompleted(Event, frozen=True, gc=False, array_like=True, tag=72):
+    """`rank` saw the copies' events; `last`: with it, every rank has answered."""
+
+    rank: int
+    last: bool
+    transfers: Ints
+
+
+class SuffixFailed(Event, frozen=True, gc=False, array_like=True, tag=73):
+    """`rank` could not copy; what it was to write is not valid. `last`: all ranks have answered."""
+
+    rank: int
+    last: bool
+    transfers: Ints

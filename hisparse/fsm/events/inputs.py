@@ -115,3 +115,16 @@ class PrefixCacheReset(Event, frozen=True, gc=False, array_like=True, tag=12):
     """Everything that a prefix could find is to be forgotten, in every tier; nothing is leased."""
 
     is_input: ClassVar[bool] = True
+
+
+class SuffixAsked(Event, frozen=True, gc=False, array_like=True, tag=13):
+    """The suffix source was asked for indexer pages ``[page, page + asked)`` of a request that is
+    about to be admitted: exactly those that its host prefix needs and the GPU lacks. It promised
+    the first `found` of them."""
+
+    is_input: ClassVar[bool] = True
+    request: str
+    epoch: int
+    page: int
+    asked: int
+    found: int

@@ -35,6 +35,7 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     move(request, RequestTrigger.admitted, seq)
     del state.waiting[request.key]
     request.row, request.steady_blocks, request.hit_tokens = e.row, e.steady_blocks, e.hit_tokens
+    state.suffix_answers.pop(request.key, None)
     state.by_row[e.row] = request
     rows.used[e.row] = rows.live[e.row] = True
     rows.computed[e.row] = rows.planned[e.row] = rows.confirmed[e.row] = e.hit_tokens
@@ -112,6 +113,7 @@ def _ended(state: State, key: tuple[str, int], trigger: RequestTrigger, why: str
     request.reason = why
     state.waiting.pop(key, None)
     state.rewinding.pop(key, None)
+    state.suffix_answers.pop(key, None)
     state.draining[key] = None
     if request.row >= 0:
         state.rows.live[request.row] = False
@@ -177,6 +179,7 @@ def request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:
     rows.computed[row] = rows.confirmed[row] = e.rows
     rows.pages[row] = first
     rows.unsettled[row] = sum(t.row == row and t.is_read for t in state.transfers.values())
+    rows.unsettled[row] += sum(c.row == row and c.load for c in state.suffix_copies.values())
     state.rewinding[request.key] = None
 
 

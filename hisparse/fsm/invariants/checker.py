@@ -36,8 +36,13 @@ JUDGED: dict[str, tuple[type[Event], ...]] = {
         ev.IndexPagesCopied,
         ev.TransferPinned,
     ),
-    "complete_before_publish": (ev.PagesPublished,),
-    "publish_accepted_only": (ev.PagesPublished, ev.RowsComputed, ev.RequestRewound),
+    "complete_before_publish": (ev.PagesPublished, ev.SuffixPinned),
+    "publish_accepted_only": (
+        ev.PagesPublished,
+        ev.RowsComputed,
+        ev.RequestRewound,
+        ev.SuffixPinned,
+    ),
     "one_content": (
         ev.BlocksReserved,
         ev.HotLeased,
@@ -46,13 +51,29 @@ JUDGED: dict[str, tuple[type[Event], ...]] = {
         ev.IndexPagesCopied,
         ev.PrefixLeased,
         ev.PagesPublished,
+        ev.SuffixPinned,
     ),
-    "rank_quorum": (ev.TransferPinned, ev.TransferEnqueued, ev.TransferCompleted),
-    "settle_once": (ev.TransferEnqueued, ev.TransferCompleted, ev.TransferFailed),
+    "rank_quorum": (
+        ev.TransferPinned,
+        ev.TransferEnqueued,
+        ev.TransferCompleted,
+        ev.SuffixPinned,
+        ev.SuffixCompleted,
+        ev.SuffixFailed,
+    ),
+    "settle_once": (
+        ev.TransferEnqueued,
+        ev.TransferCompleted,
+        ev.TransferFailed,
+        ev.SuffixCompleted,
+        ev.SuffixFailed,
+    ),
     "host_reuse_after_readers": (
         ev.HostPagesReleased,
         ev.HostPagesReserved,
         ev.HostPagesEvicted,
+        ev.SuffixPinned,
+        ev.SuffixEvicted,
     ),
 }
 _WITHOUT_HISTORY = tuple(name for name in RUN_CHECKS if name not in NEEDS_HISTORY)

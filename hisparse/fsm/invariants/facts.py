@@ -13,6 +13,7 @@ import msgspec
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
+from hisparse.fsm.invariants.suffix_facts import Suffix
 from hisparse.fsm.machines import BlockRole, BlockTrigger
 from hisparse.fsm.wire import TransferKind
 
@@ -86,6 +87,7 @@ class Run:
         self.host: dict[int, dict[int, int]] = {}  # row -> entry -> page with a copy of it
         self.page_writer: dict[int, Copy] = {}  # page -> the copy that fills it
         self.page_hash: dict[int, bytes] = {}  # published page -> hash
+        self.suffix = Suffix()
 
     def span(self, role: BlockRole) -> int:
         """Pages that an entry of the role's table stands for."""
@@ -111,6 +113,9 @@ class Run:
         handler = _TAKE.get(type(e))
         if handler is not None:
             handler(self, e)
+
+    def _tier(self, e: ev.Event) -> None:
+        self.suffix.take(e, self.rows)
 
     # -- requests -------------------------------------------------------------------------------
     def _arrived(self, e: ev.RequestArrived) -> None:
@@ -160,6 +165,8 @@ class Run:
             self.restored.pop(block, None)
             self._hold(place, block)
             self.content[block] = (place[0], self.rows[place[1]], place[2])
+        if self.suffix.unsure:
+            self.suffix.take(e, self.rows)
 
     def _adopted(self, e: ev.BlocksAdopted) -> None:
         for entry, block in zip(e.entries, e.blocks, strict=True):
@@ -237,6 +244,8 @@ class Run:
                 self.host[row][entry] = page
 
     def _acks(self, e: ev.AcknowledgementsTaken) -> None:
+        if self.suffix.copies:
+            self.suffix.take(e, self.rows)
         bit = 1 << e.rank
         for name in ("enqueued", "completed", "failed"):
             named = zip(getattr(e, name), getattr(e, f"{name}_epochs"), strict=True)
@@ -288,4 +297,8 @@ _TAKE: dict[type[ev.Event], Callable[[Run, Any], None]] = {
     ev.HostPagesReleased: Run._handed_back,
     ev.HostPagesEvicted: Run._lost,
     ev.PagesPublished: Run._published,
+    ev.SuffixPinned: Run._tier,
+    ev.SuffixEvicted: Run._tier,
+    ev.SuffixCompleted: Run._tier,
+    ev.SuffixFailed: Run._tier,
 }

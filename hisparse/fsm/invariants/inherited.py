@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hisparse.fsm.invariants.facts import Copy, Run, Tenant
+from hisparse.fsm.invariants.suffix_facts import IndexCopy
 from hisparse.fsm.machines import BlockRole, PageState
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table, TransferKind
@@ -42,6 +43,7 @@ def inherited(state: State) -> Run:
             0, TransferKind.SPILL, -1, -1, 0, 0, page, 0, 0, 0, failed=True, settled=True
         )
     _transfers(run, state)
+    _suffix(run, state)
     return run
 
 
@@ -73,3 +75,22 @@ def _transfers(run: Run, state: State) -> None:
             run.reads_of_page.setdefault(t.page, set()).add(ident)
         else:
             run.page_writer[t.page] = copy
+
+
+def _suffix(run: Run, state: State) -> None:
+    """The CPU tier of indexer pages: what is stored, and the copies under way."""
+    held = run.suffix
+    held.hash_of = dict(state.suffix.hash_of)
+    ids = np.flatnonzero(state.suffix.epoch)
+    held.epochs.update(zip(ids.tolist(), state.suffix.epoch[ids].tolist(), strict=True))
+    for ident, c in state.suffix_copies.items():
+        slot = c.entry % run.index_pages_per_block
+        copy = IndexCopy(
+            ident, c.load, c.epoch, c.block, slot, c.suffix, c.writers,
+            completed=c.answered & ~c.failed, failed=c.failed,
+        )  # fmt: skip
+        held.copies[ident] = copy
+        if c.load:
+            held.unsure.add((c.block, slot))
+        else:
+            held.store_of[c.suffix] = copy

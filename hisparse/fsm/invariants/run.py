@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hisparse.fsm import events as ev
+from hisparse.fsm.invariants import suffix
 from hisparse.fsm.invariants.facts import Place, Run, Tenant
 from hisparse.fsm.machines import BlockRole, PageTrigger
 from hisparse.fsm.wire import TransferKind
+
+Check = Callable[[Run, ev.Event], Iterator[str]]
 
 
 def spill_before_free(run: Run, e: ev.Event) -> Iterator[str]:
@@ -207,7 +210,7 @@ def _copied_index(run: Run, e: ev.IndexPagesCopied) -> Iterator[str]:
 def _held(run: Run, block: int, role: BlockRole, slot: int) -> bytes | None:
     """Hash of the page in `slot` of a block, if all rows of that page were computed."""
     held = run.content.get(block)
-    if held is None or held[0] is not role:
+    if held is None or held[0] is not role or (block, slot) in run.suffix.unsure:
         return None
     tenant, page = held[1], held[2] * run.span(role) + slot
     known = page < len(tenant.hashes) and (page + 1) * run.page_size <= tenant.computed
@@ -288,7 +291,17 @@ def _page_in_use(run: Run, page: int, row: int | None) -> Iterator[str]:
         yield f"host page {page} changes hands under transfers {sorted(busy)}"
 
 
-RUN_CHECKS: dict[str, Callable[[Run, ev.Event], Iterator[str]]] = {
+def _with(name: str, check: Check) -> Check:
+    """`check`, and what the same promise says of the CPU tier of indexer pages."""
+
+    def both(run: Run, e: ev.Event) -> Iterator[str]:
+        yield from check(run, e)
+        yield from suffix.CHECKS[name](run, e)
+
+    return both
+
+
+RUN_CHECKS: dict[str, Check] = {
     "spill_before_free": spill_before_free,
     "complete_before_publish": complete_before_publish,
     "publish_accepted_only": publish_accepted_only,
@@ -297,3 +310,4 @@ RUN_CHECKS: dict[str, Callable[[Run, ev.Event], Iterator[str]]] = {
     "settle_once": settle_once,
     "host_reuse_after_readers": host_reuse_after_readers,
 }
+RUN_CHECKS = {name: _with(name, check) for name, check in RUN_CHECKS.items()}

@@ -37,6 +37,23 @@ def conservation(state: State) -> Iterator[str]:
     wrong[0] = p.free.members()[0] or p.evictable.members()[0] or p.refs[0] != 0 or not free[0]
     for fault in _report("host page", wrong, p.state, PageState):
         yield f"{fault} is not in exactly one of free, evictable, leased, quarantined"
+    if len(state.suffix.state):
+        yield from _tier_conserved(state)
+
+
+def _tier_conserved(state: State) -> Iterator[str]:
+    """The CPU tier of indexer pages: like host pages, and found exactly where it says."""
+    s = state.suffix
+    free, stored = s.state == PageState.FREE, s.state == PageState.PUBLISHED
+    evictable = stored & (s.refs == 0)
+    wrong = (s.free.members() != free) | (s.evictable.members() != evictable)
+    wrong |= (s.refs > 0) & ~stored
+    wrong[0] = s.free.members()[0] or s.evictable.members()[0] or s.refs[0] != 0 or not free[0]
+    for fault in _report("suffix page", wrong, s.state, PageState):
+        yield f"{fault} is not in exactly one of free, evictable, leased, in flight"
+    found = {page: page_hash for page_hash, page in state.suffix_index.items()}
+    if found != s.hash_of or set(found) != set(np.flatnonzero(~free).tolist()):
+        yield "the index of the suffix tier names other pages than are held"
 
 
 def refcount_exact(state: State) -> Iterator[str]:
@@ -51,11 +68,15 @@ def refcount_exact(state: State) -> Iterator[str]:
     for transfer in state.transfers.values():
         if transfer.kind is TransferKind.RESTORE:
             pages[transfer.page] += 1
+    suffixes = np.zeros(len(state.suffix.refs), dtype=np.int64)
+    for copy in state.suffix_copies.values():
+        suffixes[copy.suffix] += copy.load
     for what, refs, counted in (
         ("block", state.blocks.refs, blocks),
         ("host page", state.pages.refs, pages),
+        ("suffix page", state.suffix.refs, suffixes),
     ):
-        counted[0] = 0
+        counted[:1] = 0
         for ident in np.flatnonzero(refs != counted)[:4].tolist():
             yield f"{what} {ident} has {refs[ident]} references, {counted[ident]} entries name it"
 
