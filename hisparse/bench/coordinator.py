@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -76,18 +75,26 @@ class Loopback:
 
 
 class Laps:
-    """Microseconds that each part of a step took, by the clock and of the CPU."""
+    """Microseconds that each part of a step took, by the clock and of the CPU.
+
+    with laps.part("planning"): ...
+    """
 
     def __init__(self) -> None:
         self.wall_us = dict.fromkeys(PARTS, 0.0)
         self.cpu_us = dict.fromkeys(PARTS, 0.0)
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        cpu, start = time.thread_time_ns(), time.perf_counter_ns()
-        yield
-        self.wall_us[name] += (time.perf_counter_ns() - start) / 1000
-        self.cpu_us[name] += (time.thread_time_ns() - cpu) / 1000
+    def part(self, name: str) -> Laps:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        self._cpu, self._start = time.thread_time_ns(), time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        end, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        self.wall_us[self._name] += (end - self._start) / 1000
+        self.cpu_us[self._name] += (cpu - self._cpu) / 1000
 
     def part_us(self, part: str) -> float:
         return self.wall_us[part]

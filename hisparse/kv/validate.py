@@ -153,8 +153,8 @@ def _columns(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
     """`rows`, each once, and their counts, as columns."""
     at, beside = ids(rows), ids(counts)
     limit = len(state.rows.used)
-    if len(at) and not 0 <= at.min() <= at.max() < limit:
+    if len(at) and int(at.view(np.uint64).max()) >= limit:  # a negative one is the largest
         raise UsageError(f"rows {at.tolist()}: request rows are 0..{limit - 1}")
-    if len(at) != len(beside) or (len(at) and np.bincount(at).max() > 1):
+    if len(at) != len(beside) or np.count_nonzero(np.bincount(at)) < len(at):
         raise UsageError(f"rows {at.tolist()} with counts {beside.tolist()}: name each row once")
     return at, beside
