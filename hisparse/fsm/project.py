@@ -27,6 +27,10 @@ FREED = (
 )
 
 
+# The kinds of a steady step that mean nothing to a worker, passed over before the others are tried.
+UNTOLD = (ev.RowsComputed, ev.TransferEnqueued, ev.TransferCompleted, ev.PagesPublished)
+
+
 class Projection:
     """Collects what events mean for a worker, in order.
 
@@ -74,6 +78,8 @@ class Projection:
 
     def add(self, e: object) -> None:
         """Take one event in; kinds that mean nothing to a worker are passed over."""
+        if type(e) in UNTOLD:
+            return
         match e:
             case ev.StepPlanned():
                 self.step = e.step

@@ -202,7 +202,7 @@ class HiSparseCoordinator:
 
     def _extend(self, rows: I64, wanted: I64) -> Decision[bool]:
         """The steady case of growth: decoding rows that filled their pages, and blocks to spare."""
-        if (self.state.rows.computed[rows] < self.state.rows.prompt[rows]).any():
+        if np.count_nonzero(self.state.rows.computed[rows] < self.state.rows.prompt[rows]):
             return False
         extended = yield from self.resident.extend(rows, wanted, self._computed_seq)
         if extended:
@@ -254,14 +254,14 @@ class HiSparseCoordinator:
         if self.state.rewinding:
             rewound = set(at[validate.rewinding(self.state, at)].tolist())
             known = [(row, page_hash) for row, page_hash in known if row not in rewound]
-        hash_rows = tuple(row for row, _ in known)
-        hashes = tuple(page_hash for _, page_hash in known)
+        hash_rows = tuple([row for row, _ in known])
+        hashes = tuple([page_hash for _, page_hash in known])
         page_size = self.state.page_size
         before = self.state.rows.computed[at] // page_size
         seq = self._record(ev.RowsComputed(0, step, ints(at), ints(accepted), hash_rows, hashes))
         self._computed_seq = seq
         sealed = before < self.state.rows.computed[at] // page_size
-        if sealed.any():
+        if np.count_nonzero(sealed):
             self._run(seal_pages(self.state, at[sealed], before[sealed], seq))
             if self.suffix is not None:
                 self._store_sealed(self.suffix, at[sealed], before[sealed], seq)
