@@ -17,6 +17,8 @@ from hisparse.fsm.events.base import Ints
 I64 = npt.NDArray[np.int64]
 LONG = 16  # values from which a column is worth remembering
 REMEMBERED = 8
+LARGEST = 1 << 24  # a value above it is no request row
+_bound: tuple[I64 | None, int] = (None, 0)  # the answer that `bound` gave last
 _recent: tuple[tuple[Ints, I64], ...] = ()  # newest first; replaced, never changed
 
 
@@ -45,6 +47,16 @@ def ids(values: Sequence[int] | I64) -> I64:
     made = np.array(wanted, dtype=np.int64)
     _remember(wanted, made)
     return made
+
+
+def bound(values: I64) -> int:
+    """One above the largest of distinct `values`, none below 0; -1 if they are not that."""
+    global _bound
+    if _bound[0] is not values:
+        top = int(values.view(np.uint64).max()) + 1 if len(values) else 0  # below 0: the largest
+        once = top <= LARGEST and np.count_nonzero(np.bincount(values)) == len(values)
+        _bound = (values, top if once else -1)
+    return _bound[1]
 
 
 def _remember(column: Ints, array: I64) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hisparse.errors import UsageError
-from hisparse.fsm.columns import ids
+from hisparse.fsm.columns import bound, ids
 from hisparse.fsm.machines import RequestState
 from hisparse.fsm.state import Request, State
 from hisparse.kv.decision import I64
@@ -153,8 +153,8 @@ def _columns(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
     """`rows`, each once, and their counts, as columns."""
     at, beside = ids(rows), ids(counts)
     limit = len(state.rows.used)
-    if len(at) and int(at.view(np.uint64).max()) >= limit:  # a negative one is the largest
+    if 0 <= bound(at) <= limit and len(at) == len(beside):
+        return at, beside
+    if np.any((at < 0) | (at >= limit)):
         raise UsageError(f"rows {at.tolist()}: request rows are 0..{limit - 1}")
-    if len(at) != len(beside) or np.count_nonzero(np.bincount(at)) < len(at):
-        raise UsageError(f"rows {at.tolist()} with counts {beside.tolist()}: name each row once")
-    return at, beside
+    raise UsageError(f"rows {at.tolist()} with counts {beside.tolist()}: name each row once")
