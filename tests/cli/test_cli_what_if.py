@@ -69,6 +69,14 @@ def test_a_served_run_comes_out_with_the_figures_that_it_reported(tmp_path):
     assert ran["requests_aborted"] > 0 and ran["spills"] > 0
 
 
+def test_drafts_are_verified_and_rejected_as_they_were(tmp_path):
+    log = tmp_path / "log"
+    run = ("run", *SMALL, "--spec", "3", "--no-verify", "--log", log, "--json")
+    ran = report_of(call(*run))
+    report = report_of(call("what-if", log, "--json"))
+    assert report["baseline"]["reproduced"] and ran["drafts_accepted"] > 0
+
+
 def test_it_needs_no_torch(log):
     done = call_process("what-if", log, "--gpu-blocks", "30", code=NO_TORCH)
     assert done.returncode == 0 and "their replay equals the log" in done.stdout, done.stderr

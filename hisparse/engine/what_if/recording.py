@@ -34,6 +34,8 @@ class Life:
     since: int  # slot from which `most` could be seen
     computed: int = -1  # rows; -1 until it is admitted
     most: int = -1  # that it ever had computed; a rewind takes rows back
+    verified: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of steps that began at this row, behind the prompt: rows planned, rows accepted."""
 
     def hash(self, page: int, nth: int) -> bytes | None:
         """The hash of a page that is computed for the `nth` time (from 0)."""
@@ -127,6 +129,7 @@ class Recording:
     _again: dict[str, RecordedRequest] = field(default_factory=dict)  # preempted, to arrive again
     _ended: set[Key] = field(default_factory=set)  # and not forgotten yet
     _planned_seq: int = 0  # of a step whose own decisions are being told
+    _planned: dict[int, int] = field(default_factory=dict)  # rows of the last step, by request row
     _retired: dict[int, int] = field(default_factory=dict)
 
     def take(self, seq: int, event: ev.Event) -> None:
@@ -148,6 +151,7 @@ class Recording:
                 self._held.pop(event.row, None)
             case ev.StepPlanned():
                 self.steps, self._planned_seq, self.last_step_seq = event.step, seq, seq
+                self._planned = dict(zip(event.rows, event.counts, strict=True))
             case ev.RowsComputed():
                 self._computed(event)
             case ev.RequestRewound():
@@ -196,6 +200,8 @@ class Recording:
     def _computed(self, event: ev.RowsComputed) -> None:
         for row, count in zip(event.rows, event.counts, strict=True):
             life = self._life(row)
+            if life.computed >= life.prompt_tokens:
+                life.verified[life.computed] = (self._planned[row], count)
             life.computed += count
             if life.computed > life.most:
                 life.most, life.since = life.computed, event.step

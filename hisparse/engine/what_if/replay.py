@@ -40,7 +40,7 @@ from hisparse.fsm.wire import SparseKVOffloadCommand
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import HASH_BYTES
 
-EOS, TOKEN = 1, 0  # the only tokens there are
+TOKEN, EOS, REJECTED = 0, 1, 2  # the only tokens there are
 Told = RecordedRequest | Disturbance | TimeTold | CachesReset
 Observer = Callable[[int, Event], object]
 _COMMANDS = msgspec.msgpack.Decoder(SparseKVOffloadCommand)
@@ -66,7 +66,7 @@ class ReplayedEngine(ReferenceEngine):
         update: dict[str, Any] = {"log": LogConfig(mode="off"), "checks": "off"}
         coordinator = HiSparseCoordinator(config.model_copy(update=update), MemoryLog(0))
         connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator)
-        super().__init__(coordinator, connector, self, eos=EOS)
+        super().__init__(coordinator, connector, self, eos=EOS, drafts=lambda: _Proposals(self))
         self.recording = recording
         self.until_step = until_step
         self.hot_rows = hot_rows
@@ -87,8 +87,7 @@ class ReplayedEngine(ReferenceEngine):
         chosen = []
         for i in sampled:
             request = self._current[self.coordinator.state.request_of(int(rows.rows[i])).request]
-            last = int(rows.positions[i]) + 2 == request.total_tokens
-            chosen.append(EOS if last else TOKEN)
+            chosen.append(_token(request, int(rows.positions[i]) + 1))
         output = KVConnectorOutput()
         if meta is not None:
             command = _COMMANDS.decode(meta)
@@ -100,6 +99,17 @@ class ReplayedEngine(ReferenceEngine):
                 self.hot_rows.resolve(command.step, rows, self._numbers(rows))
         logits = np.zeros((len(chosen), 0), dtype=np.float32)
         return np.array(chosen, dtype=np.int64), logits, output
+
+    def proposed(self, row: int) -> list[int]:
+        """Drafts behind the newest token of request row `row`: where the log verified some behind
+        that token, as many, of which as many stand."""
+        request = self.coordinator.state.request_of(row)
+        recorded, at = self._current[request.request], self._lives[request.request]
+        start = len(self.live[request.key].tokens) - 1
+        life = recorded.lives[at] if at < len(recorded.lives) else recorded.lives[-1]
+        planned, accepted = life.verified.get(start, (1, 1))
+        standing = [_token(recorded, start + 1 + i) for i in range(accepted - 1)]
+        return standing + [REJECTED] * (planned - accepted)
 
     def _numbers(self, rows: StepRows) -> dict[int, int]:
         names = self.coordinator.state.request_of
@@ -233,6 +243,20 @@ class ReplayedEngine(ReferenceEngine):
             return False
         gone = not any(served.request == name for served in self.live.values())
         return gone or recorded.number > d.number or self._lives[name] > d.life
+
+
+class _Proposals(dict[int, list[int]]):
+    """Asked for a row once its tokens of this step have joined it."""
+
+    def __init__(self, engine: ReplayedEngine) -> None:
+        self._engine = engine
+
+    def get(self, row: int, default: object = ()) -> list[int]:
+        return self._engine.proposed(row)
+
+
+def _token(request: RecordedRequest, position: int) -> int:
+    return EOS if position + 1 == request.total_tokens else TOKEN
 
 
 def _unrecorded(request: RecordedRequest, page: int) -> bytes:
