@@ -75,10 +75,16 @@ def _undisturbed(recording: Recording, seq: int, event: ev.Event) -> Recording:
     kept = [d for d in recording.disturbances if d is not gone]
     if gone.preempts:  # what happened in later lives happens in this one
         kept = [
-            replace(d, life=d.life - 1) if d.number == gone.number and d.life > gone.life else d
-            for d in kept
+            _merged(d, gone) if d.number == gone.number and d.life > gone.life else d for d in kept
         ]
     return replace(recording, disturbances=kept)
+
+
+def _merged(d: Disturbance, gone: Disturbance) -> Disturbance:
+    """`d`, of a life behind the preemption `gone`. If it waited there, it counts from `gone` on."""
+    if d.life == gone.life + 1 and d.rows < 0:
+        return replace(d, life=gone.life, rows=gone.rows, lag=gone.lag + d.lag)
+    return replace(d, life=d.life - 1)
 
 
 def _lost(recording: Recording, seq: int) -> Recording:
