@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from hisparse.fsm import events as ev
@@ -216,8 +218,8 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
         for t in restored:
             state.pages.refs[t.page] -= 1
     _settle(state, moved)
-    for row in sorted({t.row for t in moved if t.is_read}):
-        state.rows.unsettled[row] -= sum(t.is_read for t in moved if t.row == row)
+    for row, copies in sorted(Counter(t.row for t in moved if t.is_read).items()):
+        state.rows.unsettled[row] -= copies
         assert state.rows.unsettled[row] >= 0, f"row {row}: more copies settled than were read"
         if state.rows.unsettled[row] == 0:
             confirm_rows(state, row)
