@@ -78,7 +78,8 @@ def _transfers(run: Run, state: State) -> None:
 
 
 def _suffix(run: Run, state: State) -> None:
-    """The CPU tier of indexer pages: what is stored, and the copies under way."""
+    """The CPU tier of indexer pages: what is stored, and the copies under way, whose ranks count as
+    having said whatever is claimed of them later: only `NEEDS_HISTORY` asks more of it."""
     held = run.suffix
     held.hash_of = dict(state.suffix.hash_of)
     ids = np.flatnonzero(state.suffix.epoch)
@@ -87,7 +88,7 @@ def _suffix(run: Run, state: State) -> None:
         slot = c.entry % run.index_pages_per_block
         copy = IndexCopy(
             ident, c.load, c.epoch, c.block, slot, c.suffix, c.writers,
-            completed=c.answered & ~c.failed, failed=c.failed,
+            completed=c.writers, failed=c.writers,
         )  # fmt: skip
         held.copies[ident] = copy
         if c.load:
