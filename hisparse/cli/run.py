@@ -164,7 +164,8 @@ GROUPS = {
     "requests": "requests requests_finished requests_aborted requests_refused requests_failed "
     "tokens_generated steps rows_computed drafts_proposed drafts_accepted acceptance_rate "
     "preemptions rewinds",
-    "same GPU budget, peak": "gpu_blocks block_bytes concurrent_requests_hisparse "
+    "same GPU budget, peak": "gpu_blocks block_bytes "
+    "request_bytes_needed request_bytes_held request_bytes_padded concurrent_requests_hisparse "
     "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
     "tiers": "spills write_backs restores pages_published prefix_hit_tokens "
     "suffix_pages_asked suffix_pages_loaded suffix_pages_stored suffix_pages_evicted "

@@ -47,6 +47,7 @@ from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_open import open_log
 from hisparse.fsm.snapshot import snapshot
 from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.kv.packing import planned_footprint
 
 Progress = Callable[[str, int, int], None]
 
@@ -233,6 +234,8 @@ class Job:
         looked_up = device["hits"] + device["misses"]
         log = coordinator.log.statistics()
         suffix = self.config.suffix != "none"
+        longest = self.hisparse.schedule.max_model_len
+        largest = planned_footprint(self.hisparse, longest, host_backed=True)
         return {
             "requests": len(served),
             "requests_finished": sum(r.outcome == "finished" for r in served),
@@ -247,6 +250,9 @@ class Job:
             "acceptance_rate": engine.acceptance.rate,
             "gpu_blocks": self.hisparse.pools.gpu_blocks,
             "block_bytes": self.hisparse.block_bytes,
+            "request_bytes_needed": largest.needed_bytes,
+            "request_bytes_held": largest.held_bytes,
+            "request_bytes_padded": largest.padded_bytes,
             "peak_gpu_blocks_hisparse": engine.peaks.gpu_blocks,
             "concurrent_requests_hisparse": engine.peaks.concurrent_requests,
             "spills": counts["spills"],

@@ -32,13 +32,13 @@ from hisparse.kv.admission import admit, local_hit, make_room, never_fits
 from hisparse.kv.budget import spare
 from hisparse.kv.caches import drop_all, holders
 from hisparse.kv.decision import I64, Decision, T, ints
-from hisparse.kv.host_pool import extents_held
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.policies import resolve
 from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
 from hisparse.kv.rewind import resume
+from hisparse.kv.statistics import statistics
 from hisparse.kv.suffix import SuffixSource, missing_suffix
 from hisparse.kv.suffix_cpu import open_suffix
 from hisparse.kv.validate import Rows
@@ -377,22 +377,5 @@ class HiSparseCoordinator:
         return digest(self.state)
 
     def statistics(self) -> dict[str, int]:
-        """Occupancy now, in blocks, pages and requests; extents of host pages over live requests
-        (``host_extents / requests_live`` is their mean)."""
-        state, extents = self.state, extents_held(self.state)
-        return {
-            "seq": state.seq,
-            "step": state.step,
-            "requests_live": int(state.rows.live.sum()),
-            "requests_waiting": len(state.waiting),
-            "requests_draining": len(state.draining),
-            "transfers_in_flight": len(state.transfers),
-            "gpu_blocks_used": self.config.pools.gpu_blocks - 1 - state.blocks.available,
-            "gpu_blocks_cached": state.blocks.cached.count,
-            "gpu_blocks_spare": spare(state),
-            "host_pages_used": len(state.pages.state) - 1 - state.pages.available,
-            "host_pages_published": len(state.prefix),
-            "host_extents": sum(extents),
-            "host_extents_worst": max(extents, default=0),
-            "suffix_pages_stored": len(state.suffix_index),
-        }
+        """Occupancy now, in blocks, pages, bytes and requests (`kv.statistics`)."""
+        return statistics(self.state)
