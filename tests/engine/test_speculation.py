@@ -5,39 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from late_faults import fail_copies
+from serving_rig import LONGEST, assert_identical, prompt, serve
 
-from hisparse.config import (
-    GIB,
-    HiSparseConfig,
-    PolicyConfig,
-    PoolConfig,
-    ScheduleConfig,
-    check_capacity,
-)
-from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.rows import StepRows
 from hisparse.engine.builtin import DRAFT_LAYER, EOS, BuiltinModel
-from hisparse.engine.local import LocalReplica
-from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.options import RunConfig
 from hisparse.engine.reference import DenseCache, reference_decode_many
 from hisparse.engine.run import Job
-from hisparse.engine.runner import TieredCache, TieredRunner
 from hisparse.engine.speculate import standing
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.engine.verify import LiveChecks
 from hisparse.fsm.machines import RequestState
 
-PAGE, LONGEST, SPEC = 8, 120, 3
+SPEC = 3
 
 
 @pytest.fixture(scope="module")
 def model():
     return BuiltinModel(seed=11, top_k=16, max_model_len=LONGEST + SPEC, draft=True)
-
-
-def prompt(seed, length):
-    return np.random.RandomState(seed).randint(0, EOS, size=length).astype(np.int64)
 
 
 CROWD = [WorkloadRequest(f"q{i}", 0.0, prompt(i, 40 + 9 * i), 20) for i in range(5)]
@@ -62,6 +46,9 @@ class Drafts:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
+    def told(self, engine):
+        self.engine = engine
+
     def propose(self, tokens, rows, kv, count):
         found = []
         for row, position in zip(rows.rows.tolist(), rows.positions.tolist(), strict=True):
@@ -73,55 +60,9 @@ class Drafts:
         return np.array(found)
 
 
-def serve(model, *, after_step=None, hot_rows=32, write_back="eager", workload=CROWD):
-    """(engine, replica) after `workload` was served, with every check after every step."""
-    layout = model.layout
-    config = HiSparseConfig(
-        layout=layout,
-        pools=PoolConfig(
-            page_size=PAGE,
-            gpu_blocks=40,
-            host_pool_gib=400 * PAGE * layout.layers * layout.row_bytes / GIB,
-        ),
-        policy=PolicyConfig(top_k=16, hot_rows=hot_rows, write_back=write_back),
-        schedule=ScheduleConfig(
-            max_model_len=LONGEST, prefill_chunk=32, step_rows=64, lookahead_rows=SPEC
-        ),
-        checks="on",
-    )
-    replica = LocalReplica(check_capacity(config), device=SimDevice(seed=1, lag=0.5))
-    live = LiveChecks(replica.coordinator, replica.worker)
-    cache = TieredCache(replica.worker)
-    runner = TieredRunner(model, cache, replica.rank, live.probe_tables, spec=SPEC)
-    engine = ReferenceEngine(
-        replica.coordinator, replica.scheduler, runner, eos=model.eos, drafts=runner.drafts
-    )
-    if isinstance(model, Drafts):
-        model.engine = engine
-
-    def checked(engine):
-        live.after_step()
-        assert not replica.coordinator.checker.violations and not live.violations
-        if after_step is not None:
-            after_step(engine)
-
-    engine.run(workload, after_step=checked)
-    state = replica.coordinator.state
-    assert state.blocks.available == len(state.blocks.state) - 1
-    assert state.pages.available == len(state.pages.state) - 1
-    return engine, replica
-
-
-def assert_identical(engine, expected):
-    for served in engine.done:
-        want = expected[served.request]
-        assert served.outcome == "finished" and served.generated == want.tokens, served.request
-        assert np.stack(served.logits).tobytes() == want.logits.tobytes()
-
-
 @pytest.mark.parametrize("wrong", [0, 1, SPEC])
 def test_tokens_and_logits_are_those_without_drafts_however_good_these_are(model, expected, wrong):
-    engine, replica = serve(Drafts(model, expected, wrong))
+    engine, replica = serve(Drafts(model, expected, wrong), CROWD, spec=SPEC)
     assert_identical(engine, expected)
     rate, counts = engine.acceptance.rate, replica.coordinator.metrics.counts
     assert rate == 1.0 if wrong == SPEC else rate < 0.5
@@ -131,13 +72,13 @@ def test_tokens_and_logits_are_those_without_drafts_however_good_these_are(model
 
 
 def test_the_draft_head_is_right_now_and_then(model, expected):
-    engine, _ = serve(model)
+    engine, _ = serve(model, CROWD, spec=SPEC)
     assert_identical(engine, expected)
     assert 0.05 < engine.acceptance.rate < 0.95 and engine.acceptance.proposed > 100
 
 
 def test_verification_rows_share_a_hot_region_that_holds_one_selection(model, expected):
-    engine, replica = serve(model, hot_rows=16)
+    engine, replica = serve(model, CROWD, spec=SPEC, hot_rows=16)
     assert_identical(engine, expected)
     assert replica.worker.statistics()["host_rows"] > 0
 
@@ -159,7 +100,7 @@ class Preempting:
 
 def test_preempted_requests_go_on_as_the_oracle_does(model, expected):
     preempting = Preempting()
-    engine, replica = serve(model, after_step=preempting)
+    engine, replica = serve(model, CROWD, spec=SPEC, after_step=preempting)
     assert len(preempting.names) >= 3
     assert replica.coordinator.metrics.counts["prefix_hit_pages"] > 0
     assert_identical(engine, expected)
@@ -169,7 +110,7 @@ def test_requests_that_a_failed_copy_takes_back_go_on_as_the_oracle_does(
     model, expected, monkeypatch
 ):
     failed = fail_copies(monkeypatch, lambda worker, transfer: transfer.transfer % 9 == 4, steps=2)
-    engine, replica = serve(model, write_back="on_pressure")
+    engine, replica = serve(model, CROWD, spec=SPEC, write_back="on_pressure")
     assert replica.coordinator.metrics.counts["rewinds"] > 1 and len(failed) > 1
     assert_identical(engine, expected)
 
@@ -177,7 +118,7 @@ def test_requests_that_a_failed_copy_takes_back_go_on_as_the_oracle_does(
 def test_a_shared_prefix_ends_in_the_same_tokens(model, expected):
     late = [WorkloadRequest(w.request, w.arrival_ms + 1e5, w.prompt, w.max_new) for w in CROWD]
     twice = [*CROWD, *late]
-    engine, replica = serve(model, workload=twice)
+    engine, replica = serve(model, twice, spec=SPEC)
     assert replica.coordinator.metrics.counts["prefix_hit_pages"] > 20
     assert_identical(engine, expected)
 
