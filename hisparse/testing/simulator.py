@@ -45,7 +45,7 @@ EOS = 96  # never sampled: lengths are the workload's
 INDEX_CACHE = 1000  # cache numbers of the index groups, beside those of the layers
 
 
-def random_config(rng: random.Random, tides: bool = False) -> HiSparseConfig:
+def random_config(rng: random.Random, tides: bool = False, spec: int = 0) -> HiSparseConfig:
     """A small world under pressure: few blocks, few host pages, every policy."""
     layout = ModelLayout(row_bytes=16, index_row_bytes=4, index_groups=((0, 1), (2,)))
     page_size, longest = rng.choice([2, 4, 8]), 64 if tides else rng.choice([24, 48])
@@ -66,6 +66,7 @@ def random_config(rng: random.Random, tides: bool = False) -> HiSparseConfig:
         max_model_len=longest,
         prefill_chunk=rng.choice([4, 8, 16]),
         step_rows=rng.choice([16, 32]),
+        lookahead_rows=spec,
     )
 
     def sized(blocks: int) -> HiSparseConfig:
@@ -137,6 +138,8 @@ class TaggedRunner:
         self.chains: dict[str, Chain] = {}
         self.rows_checked = 0
         self.tolerates_faults = False
+        self.spec = connector.worker.config.schedule.lookahead_rows
+        self.guesses = random.Random(rng.random() if self.spec else 0)
         self.tainted: dict[Key, set[tuple[int, int]]] = {}  # (step, row) that read other bytes
 
     def execute(
@@ -148,8 +151,21 @@ class TaggedRunner:
             self._forward(rows)
         self.connector.wait_for_save()
         self.device.advance(self.rng.randrange(40))
-        chosen = np.array([self.rng.randrange(EOS) for _ in sampled], dtype=np.int64)
+        chosen = np.array([self._choose(tokens, rows, i) for i in sampled], dtype=np.int64)
         return chosen, np.zeros((len(chosen), 0), dtype=np.float32), self.connector.get_output()
+
+    def _choose(self, tokens: np.ndarray, rows: StepRows, i: int) -> int:
+        """The token after the step's `i`-th: where a draft follows it, that one, more often than
+        not."""
+        follows = i + 1 < len(tokens) and rows.rows[i + 1] == rows.rows[i]
+        if follows and self.guesses.random() < 0.6:
+            return int(tokens[i + 1])
+        return self.rng.randrange(EOS)
+
+    def drafts(self) -> dict[int, list[int]]:
+        """Drafts of everybody, some of which will stand."""
+        rows = range(self.worker.config.schedule.max_requests if self.spec else 0)
+        return {row: [self.guesses.randrange(EOS) for _ in range(self.spec)] for row in rows}
 
     def _forward(self, rows: StepRows) -> None:
         layout, tags = self.worker.config.layout, self._tags(rows)
@@ -180,7 +196,9 @@ class TaggedRunner:
         tags = {}
         for row in np.unique(rows.rows).tolist():
             served = self.engine.live[state.request_of(row).key]
-            tags[row] = self.chains.setdefault(served.request, Chain()).tags(served.tokens)
+            tags[row] = self.chains.setdefault(served.request, Chain()).tags(
+                served.tokens + served.drafts
+            )
         return tags
 
     def _select(self, rows: StepRows) -> np.ndarray:
@@ -245,7 +263,8 @@ class Simulation:
         self.rng = random.Random(f"hisparse simulation {seed}")
         self.caches = random.Random(f"hisparse caches {seed}")
         tides = self.rng.random() < 0.3
-        config = with_suffix(random_config(self.rng, tides), self.caches)
+        spec = random.Random(f"hisparse drafts {seed}").choice([0, 0, 1, 3])
+        config = with_suffix(random_config(self.rng, tides, spec), self.caches)
         faults = random.Random(f"hisparse faults {seed}")
         answer = faults.choice(["rewind", "fail"])
         self.config = config.model_copy(
@@ -270,6 +289,7 @@ class Simulation:
             self.runner,
             eos=EOS,
             step_ms=10,
+            drafts=self.runner.drafts,
         )
         self.runner.engine = self.engine
         self.rewound: dict[Key, list[tuple[int, int]]] = {}  # step after it, rows kept
@@ -303,10 +323,8 @@ class Simulation:
                 tainted -= {(step, row) for step, row in tainted if step < end and row >= kept}
             request = state.requests.get(key)
             if tainted and request is not None and request.row >= 0:
-                confirmed, row = (
-                    int(state.rows.confirmed[request.row]),
-                    min(row for _, row in tainted),
-                )
+                confirmed = int(state.rows.confirmed[request.row])
+                row = min(row for _, row in tainted)
                 if confirmed > row:
                     raise InvariantViolation(
                         "no_silent_loss",

@@ -13,7 +13,9 @@ from unittest import mock
 import msgspec
 import numpy as np
 
+from hisparse.device.runtime import HiSparseRuntime
 from hisparse.device.worker import HiSparseWorker
+from hisparse.engine import loop
 from hisparse.fsm import events as ev
 from hisparse.fsm import fold, project
 from hisparse.fsm.evolve import blocks as evolve_blocks
@@ -29,6 +31,7 @@ from hisparse.kv import (
     promotion,
     publication,
     residency,
+    rewind,
     suffix_cpu,
 )
 from hisparse.kv.block_pool import block_epochs
@@ -368,6 +371,63 @@ def wrong_indexer_page_loaded() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def lost_page_kept_by_a_rewind() -> Iterator[None]:
+    """A request goes back to what is certain, and keeps the page whose copy failed."""
+
+    def blind(state, row, failed, cause):
+        yield from real(state, row, [t for t in failed if t.kind is t.kind.RESTORE], cause)
+
+    real = acknowledgements.rewind
+    with mock.patch.object(acknowledgements, "rewind", blind):
+        yield
+
+
+@contextmanager
+def rewound_pages_freed_before_readers_retire() -> Iterator[None]:
+    """Pages of rows that were taken back go while a step that reads them is still queued."""
+
+    class Retired(list):
+        """Says that every step is over."""
+
+        def __iter__(self):
+            return iter([1 << 60])
+
+    def at_once(state, key, cause):
+        kept, state.retired = state.retired, Retired(state.retired)
+        try:
+            yield from real(state, key, cause)
+        finally:
+            state.retired = kept
+
+    real = coordinator.resume
+    with (
+        mock.patch.object(coordinator, "resume", at_once),
+        mock.patch.object(rewind, "resume", at_once),
+    ):
+        yield
+
+
+@contextmanager
+def hot_rows_outlive_a_rewind() -> Iterator[None]:
+    """The worker forgets no hot row of a page that was replaced on the host."""
+    forget = HiSparseRuntime.forget_entries
+
+    def forgetful(self, table, row, entries):
+        if table != Table.HOST:
+            forget(self, table, row, entries)
+
+    with mock.patch.object(HiSparseRuntime, "forget_entries", forgetful):
+        yield
+
+
+@contextmanager
+def rejected_drafts_accepted() -> Iterator[None]:
+    """Rows of drafts count as accepted, whatever the target chose."""
+    with mock.patch.object(loop, "standing", lambda drafts, chosen, eos: len(chosen)):
+        yield
+
+
 WAITS = (
     "compute_after_spill",
     "d2h_after_compute",
@@ -409,5 +469,12 @@ MUTANTS = {
     ),
     "wrong_indexer_page_loaded": (wrong_indexer_page_loaded, {"one_content"}),
     "reset_while_pages_are_leased": (reset_while_pages_are_leased, {"host_reuse_after_readers"}),
+    "lost_page_kept_by_a_rewind": (lost_page_kept_by_a_rewind, {"always_readable"}),
+    "rewound_pages_freed_before_readers_retire": (
+        rewound_pages_freed_before_readers_retire,
+        {"host_reuse_after_readers"},
+    ),
+    "hot_rows_outlive_a_rewind": (hot_rows_outlive_a_rewind, {"no_silent_loss", "content"}),
+    "rejected_drafts_accepted": (rejected_drafts_accepted, {"content"}),
     "provisional_rows_confirmed": (provisional_rows_confirmed, {"no_silent_loss"}),
 }
