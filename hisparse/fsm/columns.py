@@ -52,7 +52,7 @@ def ids(values: Sequence[int] | I64) -> I64:
 def bound(values: I64) -> int:
     """One above the largest of distinct `values`, none below 0; -1 if they are not that."""
     global _bound
-    if _bound[0] is not values:
+    if _bound[0] is not values or values.flags.writeable:
         top = int(values.view(np.uint64).max()) + 1 if len(values) else 0  # below 0: the largest
         once = top <= LARGEST and np.count_nonzero(np.bincount(values)) == len(values)
         _bound = (values, top if once else -1)
