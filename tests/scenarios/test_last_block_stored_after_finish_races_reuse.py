@@ -46,7 +46,7 @@ def test_the_page_that_the_last_token_fills_is_leased_before_anybody_else_is_ser
 
 @pytest.mark.parametrize("write_back", ["eager", "on_pressure"])
 def test_the_copy_is_planned_in_the_very_decision_that_makes_it_intended(write_back):
-    rig, q, last = finish_at(8, write_back)
+    rig, _q, last = finish_at(8, write_back)
     events = [e for _, e in rig.log.read(1)]
     inputs = [i for i, e in enumerate(events) if e.is_input]
     planned = next(

@@ -33,7 +33,7 @@ def squeezed(write_back, lag=1.0, seed=0, step_rows=16):
 @pytest.mark.parametrize("write_back", ["eager", "on_pressure"])
 @pytest.mark.parametrize(("lag", "seed"), [(0.0, 0), (0.6, 1), (0.6, 2), (0.97, 3), (1.0, 4)])
 def test_a_decoding_request_reads_its_own_rows_while_its_pages_leave(write_back, lag, seed):
-    rig, q, z = squeezed(write_back, lag, seed)
+    rig, _q, z = squeezed(write_back, lag, seed)
     for i in range(12):
         rig.step(rows=16)
         if i % 3 == 2 or lag < 1.0:
@@ -45,7 +45,7 @@ def test_a_decoding_request_reads_its_own_rows_while_its_pages_leave(write_back,
 
 
 def test_a_block_is_free_no_earlier_than_the_table_that_the_reader_gets():
-    rig, q, z = squeezed("on_pressure", step_rows=64)
+    rig, q, _z = squeezed("on_pressure", step_rows=64)
     command = rig.step(only=[q], deliver=False)
     leaving = {t.block: t for t in command.transfers if t.kind is TransferKind.SPILL}
     assert leaving and leaving.keys() <= set(rig.blocks(q)), "planned, and still attended to"

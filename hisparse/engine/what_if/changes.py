@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hisparse.config import HiSparseConfig, config_error
-from hisparse.engine.what_if.recording import RecordedRequest, Recording
+from hisparse.engine.what_if.recording import Disturbance, RecordedRequest, Recording
 from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.describe import line
