@@ -18,6 +18,7 @@ from hisparse.kv.budget import window_need
 from hisparse.kv.decision import I64, Bools, Decision, ints, spans
 from hisparse.kv.host_pool import page_epochs
 from hisparse.kv.managers import HiSparseHotManager, HiSparseIndexManager, HiSparseResidentManager
+from hisparse.kv.policies.registry import policy_of
 from hisparse.kv.residency import leaves_when_sealed
 from hisparse.kv.transfers import pin, pin_rows
 
@@ -41,7 +42,9 @@ def seal_pages(state: State, rows: I64, first: I64, cause: int) -> Decision[None
         above = (held.resident - held.spilling - window_need(state))[rows]
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         nth = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-        leave = (held.hot[rows] > 0) & (nth < above)
+        all_of_it = above >= np.bincount(rows)[rows]
+        fits = nth < above if policy_of(state).host_first else all_of_it
+        leave = (held.hot[rows] > 0) & fits
         yield from pin_rows(state, TransferKind.SPILL, rows[leave], entries[leave], cause)
         rows, entries = rows[~leave], entries[~leave]
     yield from pin_rows(state, TransferKind.WRITE_BACK, rows, entries, cause)
