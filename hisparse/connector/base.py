@@ -60,6 +60,11 @@ class KVConnectorBase_V1(ABC):
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """Scheduler: take in what a worker handed back."""
 
+    def shutdown(self) -> KVConnectorOutput:
+        """Scheduler: end all requests. Worker: let what is queued end, give all memory back, and
+        hand over the last that the scheduler should know. Idempotent."""
+        return KVConnectorOutput()
+
     def reset_cache(self) -> bool:
         """Scheduler: forget what prefixes could find; False where it cannot now, or has none."""
         return False

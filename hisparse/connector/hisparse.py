@@ -122,7 +122,16 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.end_step(self._step)
 
     def get_output(self) -> KVConnectorOutput:
-        acks = self.worker.poll()
+        return self._packed(self.worker.poll())
+
+    def shutdown(self) -> KVConnectorOutput:
+        if self._worker is not None:
+            return self._packed(self._worker.shutdown())
+        self.coordinator.abort_all("shutdown")
+        return KVConnectorOutput()
+
+    @staticmethod
+    def _packed(acks: Acknowledgements | None) -> KVConnectorOutput:
         if acks is None:
             return KVConnectorOutput()
         return KVConnectorOutput(msgspec.msgpack.encode((acks,)))

@@ -22,13 +22,19 @@ class AckStream:
         self.worker_epoch = worker_epoch
         self._acks: list[Ack] = []
         self._first = 1
+        self._closed = False
 
     @property
     def last_seq(self) -> int:
         """Seq of the newest acknowledgement, 0 if there never was one."""
         return self._first + len(self._acks) - 1
 
+    def close(self) -> None:
+        """Nothing more is said; what was not taken in yet stays to be read."""
+        self._closed = True
+
     def append(self, ack: Ack) -> int:
+        assert not self._closed, f"rank {self.rank} acknowledges {ack} after its end"
         self._acks.append(ack)
         return self.last_seq
 

@@ -112,6 +112,19 @@ class Device(Protocol):
         """uint8 ``[size_bytes]`` of pinned host memory that the device can read."""
         ...
 
+    def discard(self, array: Array) -> None:
+        """Give up the memory behind an allocation, and its pinning; its addresses stay reserved.
+        The content is lost. Nothing queued may touch it any more."""
+        ...
+
+    def recommit(self, array: Array, fill: int = 0) -> None:
+        """Memory, pinned as it was, behind the addresses of a discarded allocation."""
+        ...
+
+    def release(self, array: Array) -> None:
+        """The end of an allocation: unpinned, unmapped once no view of it is left."""
+        ...
+
     def query(self, event: Event) -> bool:
         """Whether the device has passed `event`; never blocks."""
         ...

@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from hisparse.config import HiSparseConfig
 from hisparse.device.acks import AckStream
 from hisparse.device.apply import CommandApplier, check_command
@@ -99,7 +101,8 @@ class HiSparseWorker:
         self.copy_fault = copy_fault
         suffix_bytes = self.geometry.suffix_pool_bytes
         pool_bytes = self.geometry.gpu_pool_bytes + self.geometry.host_pool_bytes + suffix_bytes
-        fill = POISON if config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES else 0
+        poisoned = config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES
+        self._fill = fill = POISON if poisoned else 0
         self.gpu_pool: Array = device.allocate(self.geometry.gpu_pool_bytes, fill)
         self.host_pool: Array = device.allocate_pinned(self.geometry.host_pool_bytes, fill)
         self.suffix_pool: Array | None = (
@@ -118,7 +121,8 @@ class HiSparseWorker:
         self.bind(cache.handles)
         self._step: int | None = None
         self._last_step = -1
-        self._closed = False
+        self._stopped = self._closed = False
+        self.asleep = 0
         self._highest_transfer = 0
         self._copies: dict[int, Event] = {}  # queued, event not yet seen; by transfer id
         self._pending: deque[tuple[AnyTransfer, Event, bool]] = deque()
@@ -157,6 +161,12 @@ class HiSparseWorker:
         fenced = [self._copies[i] for i in command.fences if i in self._copies]
         for event in fenced:
             self._wait(compute, event, "compute_after_spill")
+        for level in command.memory:
+            self._set_memory(level)
+        if self.asleep:
+            command = msgspec.structs.replace(
+                command, poison_blocks=(), poison_hosts=(), poison_suffixes=()
+            )
         self._counts["index_pages_copied"] += self._applier.apply(command)
         for group in self.groups:
             group.begin_step(command.step)
@@ -205,14 +215,41 @@ class HiSparseWorker:
             self._append(Ack(AckKind.RETIRED, step))
         return self.acks.pending()
 
-    def close(self) -> None:
-        """Drop both pools. Idempotent. Work still queued is not waited for."""
+    def _set_memory(self, level: int) -> None:
+        """Sleep (1: the GPU pool, 2: the host tiers too) or wake (0). Addresses, views and tables
+        stay; content goes."""
+        self.device.synchronize(None)
+        hosts = [self.host_pool] + ([self.suffix_pool] if self.suffix_pool is not None else [])
+        if level:
+            for pool in [self.gpu_pool] + hosts * (level == 2):
+                self.device.discard(pool)
+        else:
+            for pool in [self.gpu_pool] + hosts * (self.asleep == 2):
+                self.device.recommit(pool, self._fill)
+        self.asleep = level
+
+    def shutdown(self) -> Acknowledgements | None:
+        """Take no more work, let what is queued end, say how, then unpin and free all pools.
+
+        Returns what the scheduler has not said it took in. Idempotent: a second call returns None.
+        If the device cannot end its work the error goes up and all memory stays as it is, since
+        something may still write to it; the call may be repeated.
+        """
         if self._closed:
-            return
+            return None
+        self._stopped = True
+        self.device.synchronize(None)
+        last = self.poll()
+        assert not self._pending, f"{len(self._pending)} copies have not ended"
         self._closed = True
+        self.acks.close()
+        for pool in (self.gpu_pool, self.host_pool, self.suffix_pool):
+            if pool is not None:
+                self.device.release(pool)
         self.handles = self.groups = self._runtimes = ()
         self.gpu_pool = self.host_pool = self.suffix_pool = None
         del self._applier, self.index, self.suffix
+        return last
 
     # -- queueing --------------------------------------------------------------------------------
     def _wait(self, stream: Stream, event: Event, why: str) -> None:
@@ -298,8 +335,11 @@ class HiSparseWorker:
         self.calls.emit(events.AckSent(self.calls.cause, seq, int(ack.kind), ack.ident, ack.epoch))
 
     def _check(self, command: SparseKVOffloadCommand) -> None:
-        if self._closed:
-            raise UsageError(f"rank {self.rank}: the worker is closed")
+        if self._stopped:
+            raise UsageError(f"rank {self.rank}: the worker is shut down")
+        asleep = [self.asleep, *command.memory][-1]
+        if asleep and (command.transfers or command.index_transfers or command.index_copies):
+            raise ProtocolError(f"step {command.step}: copies while the pools have no memory")
         if self._step is not None:
             raise UsageError(f"begin_step({command.step}) before end_step({self._step})")
         if command.worker_epoch != self.worker_epoch:

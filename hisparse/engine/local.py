@@ -54,6 +54,7 @@ class LocalReplica:
         self.scheduler = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator)
         self.rank = HiSparseConnector(KVConnectorRole.WORKER, worker=self.worker)
         self._output = KVConnectorOutput()
+        self._closed = False
 
     @contextmanager
     def step(
@@ -100,6 +101,29 @@ class LocalReplica:
         held = list(self.coordinator.state.requests)
         raise UsageError(f"requests {held} do not end: finish or abort them first")
 
-    def close(self) -> None:
-        """Give the pools back. Idempotent."""
-        self.worker.close()
+    def sleep(self, level: int = 1) -> bool:
+        """`HiSparseCoordinator.sleep`, and a step without rows that tells the worker."""
+        self.scheduler.update_connector_output(self._output)
+        self._output = KVConnectorOutput()
+        if not self.coordinator.sleep(level):
+            return False
+        with self.step([], []):
+            pass
+        return True
+
+    def wake_up(self) -> None:
+        """`HiSparseCoordinator.wake_up`; the worker hears of it with the next step."""
+        self.coordinator.wake_up()
+
+    def shutdown(self) -> None:
+        """Abort what has not ended, drain, take in how every copy ended, unpin and free all memory.
+
+        Idempotent. What a device error leaves unfinished keeps its memory, and is raised.
+        """
+        if self._closed:
+            return
+        self.scheduler.shutdown()
+        self.drain()
+        self.scheduler.update_connector_output(self.rank.shutdown())
+        self.coordinator.log.commit()
+        self._closed = True

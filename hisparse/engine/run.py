@@ -212,7 +212,7 @@ class Job:
         report |= self._verified(expected, served, engine, oracle, live)
         report |= self._resident(served)
         report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
-        replica.close()
+        replica.shutdown()
         if rank_log is not None:
             rank_log.close()
         if selections is not None:

@@ -50,6 +50,8 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.PolicyChosen: requests.unchanged,
     ev.PrefixCacheReset: requests.unchanged,
     ev.SuffixAsked: suffix.suffix_asked,
+    ev.MemoryReleased: requests.memory_released,
+    ev.MemoryRestored: requests.memory_restored,
     ev.RequestAdmitted: requests.request_admitted,
     ev.AdmissionDeferred: requests.admission_deferred,
     ev.RequestRefused: requests.request_refused,

@@ -51,6 +51,7 @@ class Projection:
         self.acked: dict[int, int] = {}
         self.index_transfers: list[IndexTransfer] = []
         self.poison_suffixes: dict[int, None] = {}
+        self.memory: list[int] = []
 
     def _set(self, table: Table, row: int, entries: Iterable[int], values: Iterable[int]) -> None:
         self._set_places(table, [(row, entry) for entry in entries], values)
@@ -121,6 +122,10 @@ class Projection:
                 if self.poison:
                     self.poison_hosts.update(dict.fromkeys(e.pages))
 
+            case ev.MemoryReleased():
+                self.memory.append(e.level)
+            case ev.MemoryRestored():
+                self.memory.append(0)
             case ev.SuffixPinned():
                 columns = (e.transfers, e.blocks, e.block_epochs, e.slots)
                 self.index_transfers += [
@@ -177,6 +182,7 @@ class Projection:
             acked=tuple(self.acked.items()),
             index_transfers=tuple(self.index_transfers),
             poison_suffixes=tuple(self.poison_suffixes),
+            memory=tuple(self.memory),
         )
 
 

@@ -44,6 +44,7 @@ class Records(msgspec.Struct, array_like=True):
     suffix_hashes: list[tuple[int, bytes]] = []
     suffix_copies: list[SuffixCopy] = []
     suffix_answers: list[tuple[tuple[str, int], tuple[int, int]]] = []
+    asleep: int = 0
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -104,6 +105,7 @@ def snapshot(state: State) -> bytes:
         list(state.suffix.hash_of.items()),
         list(state.suffix_copies.values()),
         list(state.suffix_answers.items()),
+        state.asleep,
     )
     return msgspec.msgpack.encode(Snapshot(FORMAT, digest(state), columns, records))
 
@@ -159,6 +161,7 @@ def _fill(state: State, taken: Snapshot) -> None:
     state.suffix_index = {page_hash: page for page, page_hash in r.suffix_hashes}
     state.suffix_copies = {copy.transfer: copy for copy in r.suffix_copies}
     state.suffix_answers = dict(r.suffix_answers)
+    state.asleep = r.asleep
     state.next_epoch, state.next_transfer = r.next_epoch, r.next_transfer
     state.acked, state.worker_epoch, state.retired = r.acked, r.worker_epoch, r.retired
     state.promotion_held_until = r.promotion_held_until

@@ -159,6 +159,11 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
                 f"request {e.request}/{e.epoch} asked for {e.asked} indexer pages from page "
                 f"{e.page} on, {e.found} were promised"
             )
+        case ev.MemoryReleased():
+            what = "the GPU pool" if e.level == 1 else "the GPU pool and the host tiers"
+            return f"sleep: {what} gave the memory up"
+        case ev.MemoryRestored():
+            return "wake: the pools have their memory again"
         case ev.PrefixCacheReset():
             return "the prefix caches were reset"
         case ev.AdmissionDeferred() | ev.RequestRefused():

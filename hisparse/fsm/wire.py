@@ -96,6 +96,9 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     6. `transfers`, `index_transfers`: page copies to queue. `poison_suffixes`, with checks on, are
        pages of the CPU tier that were evicted since the last command.
 
+    `memory`, before all of these: 1, the GPU pool gives its memory up; 2, the host tiers too; 0,
+    they have it again. While there is none, nothing but tables is touched.
+
     `acked` says, as (rank, seq) pairs, up to where the scheduler has taken each rank's
     acknowledgements in: they need not be kept or sent again.
     """
@@ -114,6 +117,7 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     acked: tuple[tuple[int, int], ...] = ()
     index_transfers: tuple[IndexTransfer, ...] = ()
     poison_suffixes: tuple[int, ...] = ()
+    memory: tuple[int, ...] = ()
 
 
 class AckKind(enum.IntEnum):

@@ -30,7 +30,7 @@ from hisparse.kv import validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, local_hit, make_room, never_fits
 from hisparse.kv.budget import spare
-from hisparse.kv.caches import drop_all, holders
+from hisparse.kv.caches import drop_all, drop_gpu, holders
 from hisparse.kv.decision import I64, Decision, T, ints
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
@@ -146,8 +146,8 @@ class HiSparseCoordinator:
 
     def admit_waiting(self) -> list[Key]:
         """Admit from the head of the queue while every budget holds; returns who was admitted."""
-        admitted = []
-        while self.state.waiting:
+        admitted: list[Key] = []
+        while self.state.waiting and not self.state.asleep:
             key = next(iter(self.state.waiting))
             request = self.state.requests[key]
             cause = request.arrived_seq
@@ -370,6 +370,43 @@ class HiSparseCoordinator:
             self._run(self.suffix.drop(seq))
         self._run(drop_all(self.state, seq))
         return True
+
+    def sleep(self, level: int = 1) -> bool:
+        """Give the GPU pool's memory up, with all that is cached in it; at level 2 also that of the
+        host tiers, which at level 1 keep what they hold. The next command tells the workers.
+
+        False, with nothing changed and nothing logged, while anybody holds something (see
+        `reset_prefix_cache`), or asleep. Requests may arrive and wait; none is admitted.
+        Raises UsageError for another level.
+        """
+        if level not in (1, 2):
+            raise UsageError(f"sleep level {level}: use 1 (host tiers keep their memory) or 2")
+        if self.state.asleep or holders(self.state):
+            return False
+        seq = self._record(ev.MemoryReleased(0, level))
+        if level == 2:
+            if self.suffix is not None:
+                self._run(self.suffix.drop(seq))
+            self._run(drop_all(self.state, seq))
+        else:
+            self._run(drop_gpu(self.state, seq))
+        return True
+
+    def wake_up(self) -> None:
+        """Take the memory again that `sleep` gave up; awake, this changes nothing."""
+        if self.state.asleep:
+            self._record(ev.MemoryRestored(0))
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.state.asleep > 0
+
+    def abort_all(self, reason: str) -> list[Key]:
+        """Abort every request that has not ended; returns which. They drain as any other."""
+        open_ = [k for k, r in self.state.requests.items() if r.live or k in self.state.waiting]
+        for key in open_:
+            self.abort(*key, reason)
+        return open_
 
     # -- queries ----------------------------------------------------------------------------------
     def digest(self) -> str:

@@ -298,7 +298,7 @@ class Simulation:
         longest = self.config.schedule.max_model_len
         self.workload = random_workload(self.rng, longest, requests, tides)
         self.disturbance = self.rng.choice([0.0, 0.02, 0.1])
-        self.resets = 0
+        self.resets = self.naps = 0
 
     def _after_step(self, engine: ReferenceEngine) -> None:
         self.live.after_step()
@@ -307,8 +307,18 @@ class Simulation:
         for served in list(engine.live.values()):
             if self.rng.random() < self.disturbance:
                 self._disturb(served)
-        if self.caches.random() < 0.3:
-            self.resets += self.coordinator.reset_prefix_cache()
+        self._empty_caches()
+
+    def _empty_caches(self) -> None:
+        """Where nothing is held: a reset, or sleep for a while."""
+        if self.coordinator.is_sleeping:
+            if self.caches.random() < 0.4:
+                self.coordinator.wake_up()
+        elif self.caches.random() < 0.3:
+            if self.caches.random() < 0.5:
+                self.resets += self.coordinator.reset_prefix_cache()
+            else:
+                self.naps += self.coordinator.sleep(self.caches.choice([1, 2]))
 
     def _check_tainted(self) -> None:
         """`no_silent_loss`: rows computed from the page of a failed copy are never confirmed; they

@@ -256,12 +256,12 @@ def test_with_checks_on_a_pool_starts_as_poison():
     assert (rig.worker.gpu_pool == 0xDB).all() and (rig.worker.host_pool == 0xDB).all()
 
 
-def test_close_is_idempotent_and_final():
+def test_shutdown_is_idempotent_and_final():
     rig = Rig()
-    rig.worker.close()
-    rig.worker.close()
+    rig.worker.shutdown()
+    rig.worker.shutdown()
     assert rig.worker.gpu_pool is None and rig.worker.host_pool is None
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="shut down"):
         rig.worker.begin_step(rig.command())
 
 

@@ -51,8 +51,8 @@ def test_who_finishes_is_identical(monkeypatch, kind, seed):
 
 
 def test_every_published_page_holds_what_the_oracle_computed(monkeypatch):
-    closed = HiSparseWorker.close
-    monkeypatch.setattr(HiSparseWorker, "close", lambda self: None)
+    closed = HiSparseWorker.shutdown
+    monkeypatch.setattr(HiSparseWorker, "shutdown", lambda self: None)
     seen, failed = served_with_faults(monkeypatch, set(TransferKind), 0.2, 1)
     assert failed
     hasher, page = seen["engine"].hasher, SMALL["page_size"]

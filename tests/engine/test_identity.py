@@ -98,7 +98,7 @@ def serve(
     served = engine.run(workload, after_step=after_step)
     assert [request.outcome for request in served] == ["finished"] * len(workload)
     counts, device = dict(coordinator.metrics.counts), worker.statistics()
-    worker.close()
+    worker.shutdown()
     return Run({request.request: request for request in served}, counts, device)
 
 

@@ -39,6 +39,7 @@ COMMAND_FIELDS = {
         "acked",
         "index_transfers",
         "poison_suffixes",
+        "memory",
     ],
     "IndexTransfer": [
         "transfer",

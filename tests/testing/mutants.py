@@ -428,6 +428,18 @@ def rejected_drafts_accepted() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def cached_over_sleep() -> Iterator[None]:
+    """What is cached on the GPU is still found after its memory was given up."""
+
+    def nothing(state, cause):
+        return
+        yield
+
+    with mock.patch.object(coordinator, "drop_gpu", nothing):
+        yield
+
+
 WAITS = (
     "compute_after_spill",
     "d2h_after_compute",
@@ -468,6 +480,7 @@ MUTANTS = {
         {"host_reuse_after_readers", "refcount_exact"},
     ),
     "wrong_indexer_page_loaded": (wrong_indexer_page_loaded, {"one_content"}),
+    "cached_over_sleep": (cached_over_sleep, {"content"}),
     "reset_while_pages_are_leased": (reset_while_pages_are_leased, {"host_reuse_after_readers"}),
     "lost_page_kept_by_a_rewind": (lost_page_kept_by_a_rewind, {"always_readable"}),
     "rewound_pages_freed_before_readers_retire": (

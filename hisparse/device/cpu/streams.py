@@ -13,6 +13,7 @@ Makes no log events (`DeviceCalls` does). No threads: same seed, same calls, sam
 from __future__ import annotations
 
 import math
+import mmap
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -140,12 +141,26 @@ class SimDevice:
         self._events = 0
         self._synchronizes = 0
         self._driving = False
+        self._memory: dict[int, mmap.mmap] = {}  # of each allocation, by its address
 
     # -- memory ----------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
-        if fill == 0:
-            return np.zeros(size_bytes, dtype=np.uint8)
-        return np.full(size_bytes, fill, dtype=np.uint8)
+        memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        array = np.frombuffer(memory, dtype=np.uint8, count=size_bytes)
+        if fill:
+            array[:] = fill
+        self._memory[array.ctypes.data] = memory
+        return array
+
+    def discard(self, array: npt.NDArray[np.uint8]) -> None:
+        self._memory[array.ctypes.data].madvise(mmap.MADV_DONTNEED)
+
+    def recommit(self, array: npt.NDArray[np.uint8], fill: int = 0) -> None:
+        if fill:  # discarded pages read as zeros
+            array[:] = fill
+
+    def release(self, array: npt.NDArray[np.uint8]) -> None:
+        del self._memory[array.ctypes.data]
 
     def allocate_pinned(self, size_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
         return self.allocate(size_bytes, fill)
@@ -239,4 +254,5 @@ class SimDevice:
         for stream in self.streams:
             counts[f"{stream.name}_ran"] = stream.ran_units
             counts[f"{stream.name}_pending"] = stream.pending_units
+        counts["allocated_bytes"] = sum(len(memory) for memory in self._memory.values())
         return counts

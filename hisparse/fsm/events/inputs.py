@@ -128,3 +128,17 @@ class SuffixAsked(Event, frozen=True, gc=False, array_like=True, tag=13):
     page: int
     asked: int
     found: int
+
+
+class MemoryReleased(Event, frozen=True, gc=False, array_like=True, tag=14):
+    """Sleep: the GPU pool gives its memory up; at `level` 2 the host tiers do too. What was cached
+    there is evicted by the events that follow; nothing is leased."""
+
+    is_input: ClassVar[bool] = True
+    level: int
+
+
+class MemoryRestored(Event, frozen=True, gc=False, array_like=True, tag=15):
+    """Wake: the pools have their memory again, at the addresses that they had."""
+
+    is_input: ClassVar[bool] = True

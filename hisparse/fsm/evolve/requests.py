@@ -31,6 +31,7 @@ def request_arrived(state: State, e: ev.RequestArrived, seq: int) -> None:
 def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     request = state.requests[(e.request, e.epoch)]
     rows = state.rows
+    assert not state.asleep, "a request is admitted to pools that have no memory"
     assert not rows.used[e.row], f"request row {e.row} is given out twice (seq {seq})"
     move(request, RequestTrigger.admitted, seq)
     del state.waiting[request.key]
@@ -223,6 +224,17 @@ def acknowledgements_taken(state: State, e: ev.AcknowledgementsTaken, seq: int) 
 def promotion_held(state: State, e: ev.PromotionHeld, seq: int) -> None:
     assert e.until_step > max(state.step, state.promotion_held_until), (e.until_step, state.step)
     state.promotion_held_until = e.until_step
+
+
+def memory_released(state: State, e: ev.MemoryReleased, seq: int) -> None:
+    assert not state.asleep and e.level in (1, 2), (state.asleep, e.level)
+    assert not state.rows.used.any(), "memory is released under requests that hold some of it"
+    state.asleep = e.level
+
+
+def memory_restored(state: State, e: ev.MemoryRestored, seq: int) -> None:
+    assert state.asleep, "memory is restored that was not released"
+    state.asleep = 0
 
 
 def unchanged(state: State, e: ev.Event, seq: int) -> None:

@@ -1,0 +1,113 @@
+"""A worker's memory: sleep gives it up behind the same addresses, shutdown waits and frees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from device_rig import GIB, PAGE, Rig, make_config, resident, restore, spill
+
+from hisparse.device.cpu.streams import SimDevice
+from hisparse.errors import DeviceError, ProtocolError, UsageError
+from hisparse.fsm.wire import AckKind
+
+
+def worker_rig(**kwargs):
+    suffix = {"name": "cpu", "gib": 8 * 2 * PAGE * 3 / GIB}
+    return Rig(make_config(suffix=suffix), **kwargs)
+
+
+def test_level_1_loses_the_gpu_pool_and_keeps_the_host():
+    rig = worker_rig()
+    rig.begin(tables=(resident(0, 0, 1),))
+    rig.write_page(0, 0)
+    rig.end()
+    rig.run_step(transfers=(spill(1, 1, 1),))
+    pools = rig.worker.gpu_pool, rig.worker.host_pool, rig.worker.suffix_pool
+    rig.run_step(memory=(1,))
+    assert rig.worker.asleep == 1 and not rig.worker.gpu_pool.any()
+    assert rig.worker.host_pool.any(), "the copy was waited for"
+    rig.run_step(memory=(0,))
+    now = rig.worker.gpu_pool, rig.worker.host_pool, rig.worker.suffix_pool
+    assert all(a is b for a, b in zip(pools, now, strict=True)), "the addresses are the same"
+
+
+def test_level_2_loses_the_host_tiers_too_and_both_ops_may_come_in_one_command():
+    rig = worker_rig()
+    rig.worker.host_pool[:] = 7
+    rig.worker.suffix_pool[:] = 7
+    rig.run_step(memory=(2, 0))
+    assert not rig.worker.host_pool.any() and not rig.worker.suffix_pool.any()
+    assert rig.worker.asleep == 0
+
+
+def test_the_memory_really_goes_back():
+    device = SimDevice()
+    pages = 64
+    pool = device.allocate(pages << 20)
+    pool[:] = 1
+
+    def resident_kib():
+        with open("/proc/self/smaps") as maps:
+            lines = maps.read().splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{pool.ctypes.data:x}-"))
+        return next(int(line.split()[1]) for line in lines[at:] if line.startswith("Rss:"))
+
+    try:
+        before = resident_kib()
+    except (OSError, StopIteration):
+        pytest.skip("no /proc/self/smaps that says what is resident")
+    device.discard(pool)
+    assert before >= pages << 10 > 16 * resident_kib()
+    device.release(pool)
+    assert device.statistics()["allocated_bytes"] == 0
+
+
+def test_asleep_nothing_is_copied_or_poisoned_and_tables_still_change():
+    rig = worker_rig()
+    rig.run_step(memory=(1,))
+    with pytest.raises(ProtocolError, match="no memory"):
+        rig.begin(transfers=(restore(1, 1, 2),))
+    rig.run_step(poison_blocks=(3,), tables=(resident(0, 0, 4),))
+    rig.device.synchronize()
+    assert not rig.worker.gpu_pool.any() and rig.worker.tables[0][0, 0] == 4
+
+
+def test_shutdown_waits_for_copies_and_says_how_they_ended():
+    rig = worker_rig(lag=1.0)
+    rig.begin(tables=(resident(0, 0, 1),))
+    rig.write_page(0, 0)
+    rig.end()
+    rig.run_step(transfers=(spill(1, 1, 1),))
+    host = np.array(rig.worker.host_pool)
+    view = rig.worker.handles[0].runtime.host
+    assert (rig.worker.host_pool == host).all()
+    last = rig.worker.shutdown()
+    told = [(ack.kind, ack.ident) for ack in last.acks]
+    assert (AckKind.COMPLETED, 1) in told and (AckKind.RETIRED, rig.step) in told
+    assert view.array[1].any(), "the page arrived before the memory went"
+    assert rig.device.statistics()["allocated_bytes"] == 0
+
+
+def test_shutdown_is_idempotent_and_the_end_of_all_work():
+    rig = worker_rig()
+    rig.run_step()
+    assert rig.worker.shutdown() is not None
+    assert rig.worker.shutdown() is None
+    with pytest.raises(UsageError, match="shut down"):
+        rig.begin()
+
+
+def test_a_device_that_cannot_end_its_work_keeps_the_memory():
+    """D09: unmapped while a copy is under way."""
+    rig = worker_rig()
+    never = rig.device.make_event()
+    rig.device.d2h.wait(never)
+    rig.run_step(transfers=(spill(1, 1, 1),))
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="deadlock"):
+            rig.worker.shutdown()
+        assert rig.worker.host_pool is not None and rig.worker.gpu_pool is not None
+        with pytest.raises(UsageError, match="shut down"):
+            rig.begin()
+    rig.device.compute.record(never)
+    assert rig.worker.shutdown() is not None
