@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -314,11 +314,24 @@ class Simulation:
         if self.coordinator.is_sleeping:
             if self.caches.random() < 0.4:
                 self.coordinator.wake_up()
-        elif self.caches.random() < 0.3:
-            if self.caches.random() < 0.5:
-                self.resets += self.coordinator.reset_prefix_cache()
-            else:
-                self.naps += self.coordinator.sleep(self.caches.choice([1, 2]))
+            return
+        chance = self.caches.random()
+        if chance < 0.15:
+            self.resets += self.coordinator.reset_prefix_cache()
+        elif chance < 0.3:
+            self.naps += self.coordinator.sleep(self.caches.choice([1, 2]))
+
+    def _sleep_and_come_back(self) -> None:
+        """All is served; memory is given up and taken again; then some of it is asked once more."""
+        self.naps += self.coordinator.sleep(1)
+        self.engine.step()
+        self.coordinator.wake_up()
+        now_ms = self.coordinator.state.now_us / 1000
+        again = [
+            replace(work, request=f"{work.request}-again", arrival_ms=now_ms + 10 * i)
+            for i, work in enumerate(self.workload[-4:])
+        ]
+        self.engine.run(again, after_step=self._after_step)
 
     def _check_tainted(self) -> None:
         """`no_silent_loss`: rows computed from the page of a failed copy are never confirmed; they
@@ -361,6 +374,8 @@ class Simulation:
         result = SimulationResult(self.seed, log=self.log)
         try:
             self.engine.run(self.workload, after_step=self._after_step)
+            if self.caches.random() < 0.3:
+                self._sleep_and_come_back()
             self.device.synchronize(None)
             self.live.after_step()
             self._raise_first()

@@ -264,6 +264,7 @@ def reset_while_pages_are_leased() -> Iterator[None]:
 
     with (
         mock.patch.object(coordinator, "holders", lambda state: ""),
+        mock.patch.object(HiSparseCoordinator, "sleep", lambda self, level: False),
         mock.patch.object(coordinator, "drop_all", drop),
     ):
         yield
