@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from hisparse.errors import StaleEpoch
+from hisparse.errors import IllegalTransition, StaleEpoch
 from hisparse.fsm import events as ev
 from hisparse.fsm.columns import I64, ids
+from hisparse.fsm.events.base import Ints
 from hisparse.fsm.evolve.requests import register_index_page
+from hisparse.fsm.machine import Machine
 from hisparse.fsm.machines import (
     BLOCK_LEASE,
     HOT_REGION,
@@ -108,9 +112,37 @@ def _enter(state: State, role: BlockRole, rows: I64, entries: I64, blocks: I64) 
     np.add.at(state.used_of(role), rows, 1)
 
 
+def check_held(
+    machine: Machine,
+    what: str,
+    held: Sequence[int],
+    released: Ints,
+    epochs: Ints,
+    entries: Ints,
+    seq: int,
+) -> None:
+    """No release without its token, the table entry (or reservation) that holds the id, and each
+    token once. Raises IllegalTransition at the call, before anything is changed."""
+    if list(held) == list(released) and 0 not in released and len(set(entries)) == len(entries):
+        return
+    for i, ident in enumerate(released):
+        again = released[i] in released[:i]
+        if again or i >= len(held) or held[i] != ident or not ident:
+            where = f"{what} {entries[i]}" if i < len(entries) else f"any {what}"
+            state = f"not held by {where}" + (", a second time" if again else "")
+            raise IllegalTransition(
+                machine.name, ident, state, "released", epoch=epochs[i], seq=seq
+            )
+
+
+def _check_held(state: State, role: BlockRole, e: ev.BlocksReleased | ev.PagesSpilled) -> None:
+    held = state.table(Table(role))[e.row, ids(e.entries)].tolist()
+    what = f"{role.name} entry of row {e.row}:"
+    check_held(BLOCK_LEASE, what, held, e.blocks, e.epochs, e.entries, state.seq + 1)
+
+
 def _leave(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -> None:
     table = state.table(Table(role))
-    assert (table[row, entries] == blocks).all(), f"table {role.name} row {row} names others"
     table[row, entries] = 0
     state.used_of(role)[row] -= len(blocks)
     state.blocks.refs[blocks] -= 1
@@ -158,7 +190,7 @@ def blocks_reopened(state: State, e: ev.RequestRewound) -> None:
 def blocks_released(state: State, e: ev.BlocksReleased, seq: int) -> None:
     blocks = ids(e.blocks)
     check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
-    assert len(set(e.entries)) == len(e.entries), f"row {e.row}: {e.entries} names an entry twice"
+    _check_held(state, e.role, e)
     _leave(state, e.role, e.row, ids(e.entries), blocks)
     _unowned(state, e.trigger, blocks)
 
@@ -166,6 +198,7 @@ def blocks_released(state: State, e: ev.BlocksReleased, seq: int) -> None:
 def pages_spilled(state: State, e: ev.PagesSpilled, seq: int) -> None:
     blocks, entries = ids(e.blocks), ids(e.entries)
     check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    _check_held(state, BlockRole.RESIDENT, e)
     assert state.table(Table.HOST)[e.row, entries].all(), "a spilled page has no host page"
     assert state.request_of(e.row).hot is HotState.LEASED, "no page leaves without a hot region"
     _leave(state, BlockRole.RESIDENT, e.row, entries, blocks)

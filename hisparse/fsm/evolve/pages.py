@@ -8,7 +8,7 @@ import numpy as np
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.columns import I64, ids
-from hisparse.fsm.evolve.blocks import check_epochs, move_blocks, raise_epochs
+from hisparse.fsm.evolve.blocks import check_epochs, check_held, move_blocks, raise_epochs
 from hisparse.fsm.evolve.requests import confirm_rows
 from hisparse.fsm.machines import (
     HOST_PAGE,
@@ -54,7 +54,7 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     pages, p = ids(e.pages), state.pages
     check_epochs("host page", p.epoch, pages, ids(e.epochs))
     request = state.request_of(e.row)
-    _check_tokens(state, e)
+    _check_tokens(state, e, seq)
     p.refs[pages] -= 1
     assert (p.refs[pages] >= 0).all(), "a host page was given back twice"
     state.table(Table.HOST)[e.row, ids(e.entries)] = 0
@@ -71,20 +71,17 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     _free_pages(state, pages)
 
 
-def _check_tokens(state: State, e: ev.HostPagesReleased) -> None:
-    """No release without its token: what `row` gives back it holds, by a table entry or by its
-    reservation, and once."""
+def _check_tokens(state: State, e: ev.HostPagesReleased, seq: int) -> None:
     request = state.request_of(e.row)
     if e.trigger is PageTrigger.abandoned:
-        others = sorted(set(e.pages) - set(request.reserved))
-        assert not others, f"{request.key} gives back host pages {others}, reserved by others"
         assert not e.entries, f"{request.key}: a reservation has no table entry, {e.entries}"
+        reserved = set(request.reserved)
+        what, entries = f"reservation of row {e.row}:", e.pages
+        held = [page if page in reserved else 0 for page in e.pages]
     else:
-        named = state.table(Table.HOST)[e.row, ids(e.entries)].tolist()
-        assert named == list(e.pages), (
-            f"{request.key} gives back host pages {e.pages}: its entries {e.entries} name {named}"
-        )
-    assert len(set(e.pages)) == len(e.pages), f"{request.key} gives {e.pages} back: one is twice"
+        what, entries = f"HOST entry of row {e.row}:", e.entries
+        held = state.table(Table.HOST)[e.row, ids(e.entries)].tolist()
+    check_held(HOST_PAGE, what, held, e.pages, e.epochs, entries, seq)
 
 
 def host_pages_evicted(state: State, e: ev.HostPagesEvicted, seq: int) -> None:
