@@ -14,8 +14,9 @@ from hisparse.kv import acknowledgements, rewind
 PROMPT = list(range(40))
 
 
-def squeezed():
-    """(rig, request, its spills): two spills are enqueued and replaced, one step computed since."""
+def squeezed(enqueued=None):
+    """(rig, request, its spills): spills are enqueued (all, or that many) and replaced, and one
+    step was computed since."""
     rig = SchedulerRig(make_config(blocks=26, write_back="on_pressure"))
     first = rig.arrive("first", PROMPT, new=20)
     rig.step()
@@ -23,7 +24,7 @@ def squeezed():
     command = rig.step(only=[first], ack=False)
     spills = [t.transfer for t in command.transfers if t.kind is TransferKind.SPILL]
     assert len(spills) > 1
-    rig.enqueue(*spills)
+    rig.enqueue(*spills[:enqueued])
     rig.step(only=[first], ack=False)
     return rig, first, spills
 
@@ -78,6 +79,21 @@ def test_it_computes_nothing_until_copies_of_what_was_taken_back_are_acknowledge
     assert rig.state.requests[first].state is RequestState.PREFILL
     rig.step(only=[first])
     assert rig.state.rows.computed[rig.row(first)] > 0
+
+
+def test_a_spill_of_rows_that_were_taken_back_settles_and_replaces_nothing():
+    rig, first, spills = squeezed(enqueued=1)
+    rig.fail(spills[0])
+    entries = {t: rig.state.transfers[t].entry for t in spills[1:]}
+    table = rig.state.table(Table.RESIDENT)[rig.row(first)]
+    blocks = {entry: int(table[entry]) for entry in entries.values()}
+    rig.enqueue(*spills[1:])
+    assert {entry: int(table[entry]) for entry in blocks} == blocks and all(blocks.values())
+    settle(rig)
+    rig.retire()
+    assert rig.state.requests[first].state is RequestState.PREFILL and not table.any()
+    replaced = {entry for e in rig.events(ev.PagesSpilled) for entry in e.entries}
+    assert not replaced & set(entries.values())
 
 
 def test_lost_pages_are_kept_until_no_step_can_read_them():
