@@ -30,7 +30,6 @@ written after the target's forward, from what the first group made of them; it c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -42,8 +41,11 @@ from hisparse.engine.builtin_exact import (
     EXACT_F32,
     QMAX,
     RMS,
+    Layer,
     Linear,
+    coarse,
     from_bytes,
+    norm,
     quantise,
     require_exact,
     to_bytes,
@@ -84,31 +86,6 @@ EOS_HANDICAP = 0.6  # sigmas off the EOS logit: rare, but not never
 
 
 Turn = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of each position's phases
-
-
-@dataclass(frozen=True)
-class _Layer:
-    query: Linear
-    cached: Linear
-    out: Linear
-    up: Linear
-    down: Linear
-
-
-def _coarse(layer: _Layer) -> _Layer:
-    """The layer with weights rounded to multiples of `DRAFT_STEP`."""
-    made = {
-        name: Linear(torch.round(part.weight / DRAFT_STEP) * DRAFT_STEP, part.scale)
-        for name, part in vars(layer).items()
-    }
-    return _Layer(**made)
-
-
-def _norm(h: torch.Tensor) -> torch.Tensor:
-    """RMS-normalised int8 activations of the residual `h`. 128 squares below 2**40 sum exactly."""
-    wide = h.double()
-    mean = (wide * wide).sum(-1, keepdim=True) / WIDTH
-    return torch.round(wide / torch.sqrt(mean + 1.0) * RMS).clamp_(-QMAX, QMAX).float()
 
 
 def _spans(step: StepRows, max_model_len: int) -> list[Span]:
@@ -192,7 +169,7 @@ class BuiltinModel:
         self._embed = self._tensor(random.randint(-256, 257, size=(VOCAB, WIDTH)))
         self._place = self._tensor(random.randint(-256, 257, size=(PLACES, WIDTH)))
         self._layers = [
-            _Layer(
+            Layer(
                 query=linear(WIDTH, HEADS * ROW),
                 cached=linear(WIDTH, ROW),
                 out=linear(HEADS * LATENT, WIDTH, grid),
@@ -212,7 +189,7 @@ class BuiltinModel:
         ]
         self._unembed = linear(WIDTH, VOCAB)
         if self.draft:
-            self._layers.append(_coarse(self._layers[DRAFT_FROM]))
+            self._layers.append(coarse(self._layers[DRAFT_FROM], DRAFT_STEP))
             self._indexers.append(self._indexers[1])
         self._eos_handicap = round(EOS_HANDICAP * RMS / self._unembed.scale)
 
@@ -240,7 +217,7 @@ class BuiltinModel:
         for group in range(1, len(GROUPS)):
             h = self._run_group(group, h, turn, spans, kv)
         if self.draft:
-            self._write_rows(len(GROUPS), DRAFT_LAYER, _norm(early), turn, kv)
+            self._write_rows(len(GROUPS), DRAFT_LAYER, norm(early), turn, kv)
         return self._logits(h)
 
     @torch.inference_mode()
@@ -284,7 +261,7 @@ class BuiltinModel:
         layers = self.layout.index_groups[group]
         selected = self._tensor([])
         for layer in layers:
-            x, top_k = _norm(h), None
+            x, top_k = norm(h), None
             if layer == layers[0]:
                 self._write_rows(group, layer, x, turn, kv)
                 keys_of = partial(kv.index_keys, group)
@@ -297,7 +274,7 @@ class BuiltinModel:
         return h
 
     def _logits(self, h: torch.Tensor) -> np.ndarray:
-        logits = self._unembed(_norm(h))
+        logits = self._unembed(norm(h))
         logits[:, EOS] -= self._eos_handicap
         result: np.ndarray = logits.cpu().numpy()
         return result
@@ -348,7 +325,7 @@ class BuiltinModel:
 
     def _mlp(self, layer: int, h: torch.Tensor) -> torch.Tensor:
         weights = self._layers[layer]
-        up = quantise(weights.up(_norm(h)), weights.up.scale)
+        up = quantise(weights.up(norm(h)), weights.up.scale)
         # an odd square: relu's would have a mean, which makes one token win every time
         return self._add(h, weights.down(quantise(up * up.abs(), 1 / 32)), weights.down.scale)
 

@@ -28,6 +28,33 @@ class Linear:
         return x @ self.weight
 
 
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer."""
+
+    query: Linear
+    cached: Linear
+    out: Linear
+    up: Linear
+    down: Linear
+
+
+def coarse(layer: Layer, step: int) -> Layer:
+    """The layer with its weights rounded to multiples of `step`."""
+    made = {
+        name: Linear(torch.round(part.weight / step) * step, part.scale)
+        for name, part in vars(layer).items()
+    }
+    return Layer(**made)
+
+
+def norm(h: torch.Tensor) -> torch.Tensor:
+    """RMS-normalised int8 activations of the residual `h`. 128 squares below 2**40 sum exactly."""
+    wide = h.double()
+    mean = (wide * wide).sum(-1, keepdim=True) / h.shape[-1]
+    return torch.round(wide / torch.sqrt(mean + 1.0) * RMS).clamp_(-QMAX, QMAX).float()
+
+
 def require_exact(bound: int, what: str) -> None:
     """Raises ConfigError if a sum of magnitude `bound` could leave float32's exact range."""
     if bound >= EXACT_F32:

@@ -11,13 +11,14 @@ nothing of pages' places. What crosses between the connector's two roles passes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
+from hisparse.engine.served import Served
 from hisparse.engine.speculate import Acceptance, standing
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import InvariantViolation
@@ -47,43 +48,6 @@ class Runner(Protocol):
             (int64 [len(sampled)] next tokens, float32 [len(sampled), vocab] their logits, the
             connector's output).
         """
-
-
-@dataclass
-class Served:
-    """A request as the engine sees it."""
-
-    request: str
-    epoch: int
-    prompt_tokens: int
-    max_new: int
-    tokens: list[int]
-    parent: bytes = b""  # chain hash of the last whole page hashed so far
-    hashed: int = 0  # whole pages hashed so far
-    logits: list[np.ndarray] = field(default_factory=list)
-    outcome: str = "live"
-    drafts: list[int] = field(default_factory=list)  # what may follow `tokens`
-    confirmed_rows: int = 0  # rows whose tokens no copy's failure can take back
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return (self.request, self.epoch)
-
-    @property
-    def generated(self) -> list[int]:
-        return self.tokens[self.prompt_tokens :]
-
-    @property
-    def certain(self) -> bool:
-        """Whether every token so far was sampled from a confirmed row."""
-        return self.confirmed_rows >= len(self.tokens) - 1
-
-    def withdraw_provisional(self) -> None:
-        """Forget the tokens that were sampled from rows that are not confirmed."""
-        self.drafts.clear()
-        kept = max(self.prompt_tokens, self.confirmed_rows + 1)
-        del self.tokens[kept:]
-        del self.logits[kept - self.prompt_tokens :]
 
 
 @dataclass

@@ -30,12 +30,13 @@ from hisparse.device import open_device
 from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.local import LocalReplica
-from hisparse.engine.loop import Peaks, ReferenceEngine, Served
+from hisparse.engine.loop import Peaks, ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
+from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.engine.verify import ContentOracle, LiveChecks, differing_requests

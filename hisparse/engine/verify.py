@@ -11,8 +11,9 @@ import numpy as np
 
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
-from hisparse.engine.loop import ReferenceEngine, Served
+from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.reference import ReferenceResult
+from hisparse.engine.served import Served
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.events import EVENT_TYPES

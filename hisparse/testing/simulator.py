@@ -30,7 +30,8 @@ from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.rows import StepRows
 from hisparse.engine.local import LocalReplica
-from hisparse.engine.loop import ReferenceEngine, Served
+from hisparse.engine.loop import ReferenceEngine
+from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.verify import LiveChecks
 from hisparse.errors import InvariantViolation

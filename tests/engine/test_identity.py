@@ -23,11 +23,12 @@ from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.builtin import EOS, BuiltinModel
-from hisparse.engine.loop import ReferenceEngine, Served
+from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.options import RunConfig
 from hisparse.engine.reference import reference_decode_many
 from hisparse.engine.run import Job
 from hisparse.engine.runner import TieredCache, TieredRunner
+from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest, write_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.fsm.log import MemoryLog

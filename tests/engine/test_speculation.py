@@ -137,6 +137,20 @@ def test_a_proposal_leaves_no_trace_in_the_cache(model):
     assert np.array_equal(model.propose(newest, where, cache, 4), first)
 
 
+def test_a_proposal_depends_on_no_one_else_in_the_step(model):
+    lengths, cache = (20, 33, 9), DenseCache(model.layout)
+    tokens = np.concatenate([prompt(i, n) for i, n in enumerate(lengths)])
+    rows = np.repeat(np.arange(3, dtype=np.int32), lengths)
+    step = StepRows(rows, np.concatenate([np.arange(n) for n in lengths]))
+    cache.begin(step)
+    model.forward(tokens, step, cache)
+    newest, at = np.array([7, 8, 9]), np.array(lengths)
+    together = model.propose(newest, StepRows(np.arange(3, dtype=np.int32), at), cache, SPEC)
+    for i in range(3):
+        alone = StepRows(np.array([i], dtype=np.int32), at[i : i + 1])
+        assert np.array_equal(model.propose(newest[i : i + 1], alone, cache, SPEC)[0], together[i])
+
+
 def test_draft_rows_are_a_layer_of_their_own_and_change_no_logit(model):
     plain = BuiltinModel(seed=11, top_k=16, max_model_len=LONGEST)
     tokens, step = prompt(4, 40), StepRows(np.zeros(40, dtype=np.int32), np.arange(40))

@@ -20,7 +20,8 @@ from hisparse.config import HiSparseConfig, LogConfig
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device.rows import StepRows
-from hisparse.engine.loop import ReferenceEngine, Served
+from hisparse.engine.loop import ReferenceEngine
+from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.what_if.hot_rows import HotRows
 from hisparse.engine.what_if.ranks import RecordedRanks
