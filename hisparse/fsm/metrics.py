@@ -1,11 +1,20 @@
-"""Metrics: counters that are a fold over events, so that they can be recomputed from any log."""
+"""Metrics: counters that are a fold over events, so that they can be recomputed from any log.
+
+Prefix look-ups count tokens of admitted prompts, and each tier is asked for what the one before it
+did not have: of a prompt of 1000 tokens of which the GPU still has 600 and the host 200 more, the
+GPU was asked for 1000 and hit 600, the host was asked for 400 and hit 200. What is not looked up (a
+prompt without a whole page, a policy without a host tier) counts nowhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from hisparse.config import HiSparseConfig
 from hisparse.fsm import events as ev
+from hisparse.fsm.machines import BlockRole
+from hisparse.fsm.state import Key
 from hisparse.fsm.wire import TransferKind
 
 _PLANNED = {
@@ -26,6 +35,10 @@ NAMES = (
     "steps",
     "rows_computed",
     "prefix_hit_pages",
+    "gpu_prefix_queries",
+    "gpu_prefix_hits",
+    "host_prefix_queries",
+    "host_prefix_hits",
     "spills",
     "spills_planned",
     "write_backs",
@@ -55,16 +68,47 @@ class Metrics:
     ``rewinds`` and ``requests_failed`` are the two answers to a copy that failed after it was read;
     such a request is not among ``requests_aborted``."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: HiSparseConfig) -> None:
         self.counts: dict[str, int] = dict.fromkeys(NAMES, 0)
+        self._page_size, self._looks_up = config.pools.page_size, config.offload
+        self._prompts: dict[Key, int] = {}  # tokens of those who wait and will be looked up
+        self._admitted = (-1, 0)  # row and cause of the last admission
 
     def take(self, event: ev.Event) -> None:
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             name, amount = handler(event)
             self.counts[name] += amount
+        if self._looks_up and type(event) in _PREFIX:
+            self._take_prefix(event)
+
+    def _take_prefix(self, event: ev.Event) -> None:
+        """What the tiers were asked for is known with the admission; what of the hit lies on the
+        GPU, with the adoptions that follow in the same decision."""
+        match event:
+            case ev.RequestArrived() if event.page_hashes:
+                self._prompts[event.request, event.epoch] = event.prompt_tokens
+            case ev.RequestRefused() | ev.RequestAborted():
+                self._prompts.pop((event.request, event.epoch), None)
+            case ev.RequestAdmitted():
+                prompt = self._prompts.pop((event.request, event.epoch), 0)
+                self._admitted = (event.row, event.cause)
+                self._count_prefix(prompt, 0, prompt, event.hit_tokens)
+            case ev.BlocksAdopted() if (event.row, event.cause) == self._admitted:
+                if event.role is BlockRole.RESIDENT:
+                    found = len(event.blocks) * self._page_size
+                    self._count_prefix(0, found, -found, -found)
+
+    def _count_prefix(self, asked: int, hit: int, host_asked: int, host_hit: int) -> None:
+        self.counts["gpu_prefix_queries"] += asked
+        self.counts["gpu_prefix_hits"] += hit
+        self.counts["host_prefix_queries"] += host_asked
+        self.counts["host_prefix_hits"] += host_hit
 
 
+_PREFIX = frozenset(
+    {ev.RequestArrived, ev.RequestAdmitted, ev.RequestRefused, ev.RequestAborted, ev.BlocksAdopted}
+)
 _HANDLERS: dict[type[ev.Event], Callable[[Any], tuple[str, int]]] = {
     ev.RequestArrived: lambda e: ("requests_arrived", 1),
     ev.RequestRefused: lambda e: ("requests_refused", 1),

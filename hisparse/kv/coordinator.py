@@ -74,7 +74,7 @@ class HiSparseCoordinator:
         self.index = HiSparseIndexManager(self.state)
         self.suffix = suffix if suffix is not None else open_suffix(self.state)
         self._preempted: list[Key] = []
-        self.metrics = Metrics()
+        self.metrics = Metrics(config)
         self.checker = Checker(config) if config.checks == "on" else None
 
     # -- running decisions ------------------------------------------------------------------------

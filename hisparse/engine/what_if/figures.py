@@ -34,7 +34,7 @@ class Figures:
         self.config = config
         self.audit = Audit(config)
         self.faults: list[Violation] = []  # why the events ended, where that was not the end
-        self._counts = Metrics()
+        self._counts = Metrics(config)
         self._refused: dict[str, int] = {}
         self._deferred: dict[str, int] = {}
         self._failed = self._blocks_evicted = 0
