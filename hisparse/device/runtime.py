@@ -167,6 +167,13 @@ class HiSparseRuntime:
         if self.resolver is not None and self._geometry.hot_rows:
             forget_entries(self.resolver, self._geometry, table, row, entries)
 
+    def counted(self) -> tuple[int, int]:
+        """The counters of this layer's calls, for who has to put them back."""
+        return self._calls, self._host_rows
+
+    def set_counted(self, counts: tuple[int, int]) -> None:
+        self._calls, self._host_rows = counts
+
     def statistics(self) -> dict[str, int]:
         """Counters of the ops that have run; a leader's hits, misses and resident entries too."""
         counts = {

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import msgspec
@@ -34,7 +35,9 @@ from hisparse.device.backend import Array, Device, DeviceCalls, Event, Sink, Str
 from hisparse.device.binding import bind_cache
 from hisparse.device.handle import HiSparseCacheHandle
 from hisparse.device.layout import POISON, Geometry
+from hisparse.device.rows import StepRows
 from hisparse.device.tables import DeviceTables
+from hisparse.device.warm_up import Capabilities, dummy_step
 from hisparse.errors import ProtocolError, UsageError
 from hisparse.fsm import events
 from hisparse.fsm.wire import (
@@ -142,6 +145,22 @@ class HiSparseWorker:
             if handle.resident.base is not self.gpu_pool:
                 raise UsageError(f"layer {handle.layer} is bound to another allocation")
         self.handles = tuple(handles)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The most that this rank takes in a step: to be asked before an engine profiles."""
+        return Capabilities.of(self.config)
+
+    def warm_up(self, rows: int) -> AbstractContextManager[StepRows]:
+        """A dummy step between steps, or before the first: yields `rows` padding rows, for which
+        the caller's model writes and gathers as ever. See `device.warm_up`.
+
+        Raises UsageError if closed, inside a step, or for more rows than `capabilities` says.
+        """
+        if self._stopped or self._step is not None:
+            what = "the worker is closed" if self._stopped else f"inside step {self._step}"
+            raise UsageError(f"rank {self.rank}: warm_up({rows}): {what}")
+        return dummy_step(self.capabilities, self.device, self.groups, self._runtimes, rows)
 
     # -- a step ----------------------------------------------------------------------------------
     def begin_step(self, command: SparseKVOffloadCommand) -> None:
