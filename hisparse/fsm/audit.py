@@ -49,6 +49,7 @@ class Audit:
         self._next_recount = recount_events
         self._stopped = False
         self._unjudged: list[Violation] = []
+        self.refused: Exception | None = None  # what the fold raised at the event that it stopped
 
     def take(self, seq: int, event: Event | UnknownEvent) -> bool:
         """Check and fold the next event; False if it cannot be folded."""
@@ -67,6 +68,7 @@ class Audit:
             evolve(self.state, event, seq)
             faults = self._watch.after()
         except Exception as error:  # ids and lengths of a foreign log may be anything
+            self.refused = error
             return self._stop(Violation(type(error).__name__, seq, _cannot(event, error)))
         for violation in self._unjudged:  # the fold takes an event that a check could not judge
             self._tell(violation)

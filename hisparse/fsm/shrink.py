@@ -1,13 +1,11 @@
 """The smallest scenario that still shows a violation. Pure.
 
-For an invariant of the run, that begins with the violation's witness, which `Checker` alone judges;
-for one of the state, and for an event that cannot be folded, with the chain of its ids or, where
-that cannot be folded either, with all events up to it, less requests that the rest can do without:
-`Audit` folds them, numbered anew from 1.
-
-Then events, and entries of their parallel tuples, are left out for as long as the rest says the
-very same thing: the same invariant, the same message but for seqs, and, if it was so in the log,
-nothing before it. `minimal` is False where `BUDGET` ended that: then more could perhaps go.
+For an invariant of the run, that begins with the violation's witness, which `Checker` alone judges:
+events, and entries of their parallel tuples, are left out for as long as the rest says the very
+same thing. Any other violation, and an event that cannot be folded, begins with all events up to
+it: `reduce.Reduction` leaves out whatever `Audit`, from an empty state, can do without to show the
+same fault (`reduce.Signature`). Where that log cannot be played again as it is, it is only thinned.
+`minimal` says that no event and no entry can go alone; it is False where `BUDGET` ended that.
 """
 
 from __future__ import annotations
@@ -16,30 +14,20 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import msgspec
-
 from hisparse.config import HiSparseConfig
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
 from hisparse.fsm.codec import LoggedEvent
 from hisparse.fsm.invariants.checker import Checker, Violation
 from hisparse.fsm.invariants.run import RUN_CHECKS
-from hisparse.fsm.without_requests import without_requests
-from hisparse.fsm.witness import followed, subjects, witness
+from hisparse.fsm.reduce import Reduction
+from hisparse.fsm.reduce_units import groups, size, without
+from hisparse.fsm.witness import subjects, witness
 
 Logged = tuple[int, LoggedEvent]
 Shows = Callable[[list[Logged]], Violation | None]
 BUDGET = 400_000  # events judged while a scenario is made smaller
 _SEQ = re.compile(r"seq[ =]\d+")
-_NUMBER = re.compile(r"\d+")
-_GROUPS: dict[type, tuple[tuple[str, ...], ...]] = {
-    ev.RowsComputed: (("rows", "counts"), ("hash_rows", "page_hashes")),
-    ev.AcknowledgementsTaken: (
-        ("enqueued", "enqueued_epochs"),
-        ("completed", "completed_epochs"),
-        ("failed", "failed_epochs"),
-    ),
-}
 
 
 class Scenario(NamedTuple):
@@ -108,22 +96,26 @@ def shrink(
                 if by_checker(candidate) is not None:
                     return _smaller(candidate, by_checker, "Checker", spent)
     whole = [(seq, e) for seq, e in events if seq <= told_at]
+    found = _reduced(config, violation, whole, budget)
+    if found is not None:
+        return found
     first = _audited(config, violation, whole, first=True) is not None
+    return _smaller(whole, lambda e: _audited(config, violation, e, first=first), "Audit", spent)
 
-    def by_audit(logged: list[Logged]) -> Violation | None:
-        return _audited(config, violation, logged, first=first)
 
-    if isinstance(event, ev.Event):
-        last = [(seq, e) for seq, e in whole if seq >= violation.seq]
-        keys = subjects(violation, event)
-        chain = list[Logged](followed(keys, _known(whole), violation.seq, all_epochs=True)) + last
-        if by_audit(chain) is not None:
-            return _smaller(chain, by_audit, "Audit", spent)
-    behind = told_at - violation.seq
-    fewer = _fewer_requests(config, violation, whole, behind, first=first, spent=_Spent(budget))
-    if len(fewer) < len(whole):  # ids are numbered anew: from here on, what is said of those
-        violation = _audited(config, violation, fewer, first=first, behind=behind) or violation
-    return _smaller(fewer, by_audit, "Audit", spent)
+def _reduced(
+    config: HiSparseConfig, violation: Violation, whole: list[Logged], budget: int
+) -> Scenario | None:
+    """None where the log cannot be played again as it is."""
+    if whole[0][0] != 1 or not all(isinstance(e, ev.Event) for _, e in whole):
+        return None
+    reduction = Reduction(config, [e for _, e in whole], violation, budget)
+    if not reduction.possible:
+        return None
+    reduction.run()
+    events = list(enumerate(reduction.log, 1))
+    origin = [whole[at][0] for at in reduction.origin]
+    return Scenario(reduction.violation, events, origin, "Audit", reduction.minimal)
 
 
 def _known(events: Iterable[Logged]) -> list[tuple[int, ev.Event]]:
@@ -148,29 +140,20 @@ def _by_checker(
 
 
 def _audited(
-    config: HiSparseConfig,
-    wanted: Violation,
-    logged: list[Logged],
-    *,
-    first: bool,
-    behind: int | None = None,
+    config: HiSparseConfig, wanted: Violation, logged: list[Logged], *, first: bool
 ) -> Violation | None:
-    """What an audit of these events, numbered anew, says, if that is `wanted`; with `behind`, if it
-    says that in other numbers of one of the last events, with so many behind it."""
+    """What an audit of these events, numbered anew, says, if that is `wanted`."""
     audit = Audit(config)
     for seq, (_, event) in enumerate(logged, 1):
         if not audit.take(seq, event):
             break
     audit.finish()
     told = audit.violations[:1] if first else audit.violations
-    if behind is None:
-        return next((v for v in told if _same(v, wanted)), None)
-    told = [v for v in told if v.seq >= len(logged) - behind]
-    return next((v for v in told if _same(v, wanted, _NUMBER)), None)
+    return next((v for v in told if _same(v, wanted)), None)
 
 
-def _same(one: Violation, other: Violation, ignored: re.Pattern[str] = _SEQ) -> bool:
-    same = ignored.sub("", one.message) == ignored.sub("", other.message)
+def _same(one: Violation, other: Violation) -> bool:
+    same = _SEQ.sub("", one.message) == _SEQ.sub("", other.message)
     return same and one.invariant == other.invariant
 
 
@@ -179,7 +162,7 @@ def _same(one: Violation, other: Violation, ignored: re.Pattern[str] = _SEQ) -> 
 
 def _smaller(logged: list[Logged], shows: Shows, shown_by: str, spent: _Spent) -> Scenario:
     before = -1
-    while spent.left > 0 and before != (before := _size(logged)):
+    while spent.left > 0 and before != (before := size(e for _, e in logged)):
         logged = _fewer(logged, shows, spent)
         logged = _thinner(logged, shows, spent)
     violation = shows(logged)
@@ -188,39 +171,6 @@ def _smaller(logged: list[Logged], shows: Shows, shown_by: str, spent: _Spent) -
     if shown_by == "Audit":
         logged = [(seq, event) for seq, (_, event) in enumerate(logged, 1)]
     return Scenario(violation, logged, origin, shown_by, spent.left > 0)
-
-
-def _fewer_requests(
-    config: HiSparseConfig,
-    violation: Violation,
-    whole: list[Logged],
-    behind: int,
-    *,
-    first: bool,
-    spent: _Spent,
-) -> list[Logged]:
-    """The log without the requests that it can do without: halves of them, in the end single."""
-    every = [(e.request, e.epoch) for _, e in whole if isinstance(e, ev.RequestArrived)]
-    kept, found, size = every, whole, max(len(every) // 2, 1)
-    while kept:
-        at = 0
-        while at < len(kept) and spent.left > 0:
-            trial = kept[:at] + kept[at + size :]
-            rest = without_requests(whole, set(every) - set(trial)) or []
-            spent.left -= len(rest) + len(whole) // 4
-            if rest and _audited(config, violation, rest, first=first, behind=behind) is not None:
-                kept, found = trial, rest
-            else:
-                at += size
-        if size == 1 or spent.left <= 0:
-            break
-        size //= 2
-    return found
-
-
-def _size(logged: list[Logged]) -> int:
-    lists = (group for _, event in logged for group in _groups(event))
-    return len(logged) + sum(len(getattr(event, names[0])) for event, names in lists)
 
 
 def _fewer(logged: list[Logged], shows: Shows, spent: _Spent) -> list[Logged]:
@@ -243,37 +193,16 @@ def _fewer(logged: list[Logged], shows: Shows, spent: _Spent) -> list[Logged]:
 def _thinner(logged: list[Logged], shows: Shows, spent: _Spent) -> list[Logged]:
     """Entries of the events' parallel tuples left out, from the end."""
     for number, (seq, event) in enumerate(logged):
-        for event_of_group, names in _groups(event):
-            for at in reversed(range(len(getattr(event_of_group, names[0])))):
+        for names in groups(event):
+            for at in reversed(range(len(getattr(event, names[0])))):
                 if spent.left <= 0:
                     return logged
-                thin = _without(logged[number][1], names, {at})
+                thin = without(logged[number][1], names, {at})
                 rest = [*logged[:number], (seq, thin), *logged[number + 1 :]]
                 spent.left -= len(rest)
                 if shows(rest) is not None:
                     logged = rest
     return logged
-
-
-def _groups(event: LoggedEvent) -> list[tuple[LoggedEvent, tuple[str, ...]]]:
-    """The names of tuples that run parallel, each group with its event."""
-    fixed = _GROUPS.get(type(event))
-    if fixed is not None:
-        return [(event, names) for names in fixed]
-    lengths: dict[int, list[str]] = {}
-    for name in event.__struct_fields__:
-        value = getattr(event, name)
-        if isinstance(value, tuple) and value:
-            lengths.setdefault(len(value), []).append(name)
-    return [(event, tuple(names)) for names in lengths.values()]
-
-
-def _without(event: LoggedEvent, names: tuple[str, ...], gone: set[int]) -> LoggedEvent:
-    kept = {
-        name: tuple(v for at, v in enumerate(getattr(event, name)) if at not in gone)
-        for name in names
-    }
-    return msgspec.structs.replace(event, **kept)
 
 
 def _narrowed(chain: list[Logged], violation: Violation) -> list[Logged]:
@@ -285,8 +214,8 @@ def _narrowed(chain: list[Logged], violation: Violation) -> list[Logged]:
     found: list[Logged] = []
     for seq, event in chain:
         if isinstance(event, ev.StepPlanned | ev.RowsComputed):
-            for whole, names in _groups(event):
-                gone = {at for at, r in enumerate(getattr(whole, names[0])) if r not in rows}
-                event = _without(event, names, gone)
+            for names in groups(event):
+                gone = {at for at, r in enumerate(getattr(event, names[0])) if r not in rows}
+                event = without(event, names, gone)
         found.append((seq, event))
     return found

@@ -91,7 +91,7 @@ BAD = {
     "an event of nothing": (ev.TransferFailed(0, 0, (1 << 40,)), "settle_once", 1),
     "a step out of turn": (ev.StepPlanned(0, 1 << 40, (), (), ()), "AssertionError", 4),
     "an unknown kind": (UnknownEvent(9999, b"\x00'\"\\"), "UnknownEvent", 1),
-    "a page twice": (ev.HostPagesReserved(0, 0, (1,), (9,)), "IllegalTransition", 12),
+    "a page twice": (ev.HostPagesReserved(0, 0, (1,), (9,)), "IllegalTransition", 13),
 }
 
 

@@ -5,18 +5,24 @@ The emitted tests are run here by `exec`; `tests/cli/test_cli_shrink.py` gives s
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
 from scheduler_rig import events_of, served, small_config
 from test_invariants import CONFIG, PLANTED, WRONG_BEFORE, checked
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
+from hisparse.fsm.fold import fold
 from hisparse.fsm.invariants import Checker
 from hisparse.fsm.invariants.checker import Violation
 from hisparse.fsm.invariants.run import RUN_CHECKS
+from hisparse.fsm.reduce import signature
+from hisparse.fsm.reduce_units import UNITS
+from hisparse.fsm.rerun import Rerun
 from hisparse.fsm.scenario import source
 from hisparse.fsm.shrink import Scenario, first_violation, shrink
-from hisparse.fsm.without_requests import without_requests
 
 
 def executed(text, name):
@@ -77,46 +83,132 @@ def test_a_log_cannot_put_code_into_the_file():
     assert space["EVENTS"] == [(1, event)] and space["MESSAGE"] == evil
 
 
-# -- without requests -----------------------------------------------------------------------------
+# -- faults of the fold ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def run():
     config = small_config()
-    return config, events_of(served(config, seed=1))
+    return config, [event for _, event in events_of(served(config, seed=1))]
 
 
-def keys_of(log):
-    return [(e.request, e.epoch) for _, e in log if isinstance(e, ev.RequestArrived)]
+def without(told, at):
+    return [*told[:at], *told[at + 1 :]]
 
 
-def test_a_log_without_one_request_is_most_often_a_clean_log_of_the_others(run):
-    config, log = run
-    keys = keys_of(log)
-    assert without_requests(log, []) == log
-    clean = 0
-    for key in keys:
-        rest = without_requests(log, [key])
-        if rest is None:  # another found its prefix
-            continue
-        assert {name for name, _ in keys_of(rest)} == {name for name, _ in keys} - {key[0]}
-        audit = Audit(config)
-        if all(audit.take(seq, e) for seq, (_, e) in enumerate(rest, 1)):
-            audit.finish()
-            clean += audit.violations == []
-    assert clean >= len(keys) // 2
+def twice(told, at):
+    return [*told[: at + 1], *told[at:]]
 
 
-def test_a_fault_of_the_fold_keeps_only_the_requests_that_it_needs(run):
-    config, log = run
-    told = [e for _, e in log]
-    releases = [i for i, e in enumerate(told) if isinstance(e, ev.HostPagesReleased) and e.entries]
-    at = releases[-1]
-    log = list(enumerate([*told[:at], *told[at + 1 :]], 1))
-    violation, told_at = first_violation(config, log)
-    assert violation is not None and "HOST" in violation.message
-    scenario = shrink(config, violation, told_at, log, budget=60_000)
-    assert scenario.shown_by == "Audit" and scenario.violation.invariant == violation.invariant
-    assert len(scenario.events) < told_at * 3 // 4
-    assert len(keys_of(scenario.events)) < len(keys_of(log))
+def under_its_old_epoch(told, at):
+    old = tuple(epoch - 1 for epoch in told[at].epochs)
+    return [*told[:at], msgspec.structs.replace(told[at], epochs=old), *told[at + 1 :]]
+
+
+def too_early(told, at):
+    return [*told[: at - 30], told[at], *told[at - 30 : at], *told[at + 1 :]]
+
+
+# What is planted at three fifths of the events of that kind, and the most events that may be left.
+FAULTS = {
+    "release of host pages dropped": (ev.HostPagesReleased, without, 13),
+    "release of blocks dropped": (ev.BlocksReleased, without, 5),
+    "release of blocks doubled": (ev.BlocksReleased, twice, 4),
+    "reservation dropped": (ev.BlocksReserved, without, 4),
+    "completion dropped": (ev.TransferCompleted, without, 10),
+    "completion doubled": (ev.TransferCompleted, twice, 11),
+    "spill doubled": (ev.PagesSpilled, twice, 18),
+    "step doubled": (ev.StepPlanned, twice, 2),
+    "publication doubled": (ev.PagesPublished, twice, 13),
+    "old epoch": (ev.BlocksReserved, under_its_old_epoch, 8),
+    "drained early": (ev.RequestDrained, too_early, 4),
+}
+
+
+def planted(told, what):
+    kind, plant, most = FAULTS[what]
+    whole = kind is not ev.HostPagesReleased
+    places = [i for i, e in enumerate(told) if isinstance(e, kind) and (whole or e.entries)]
+    return plant(told, places[len(places) * 3 // 5]), most
+
+
+def fold_fault(config, log):
+    """The audit that stopped at an event, and why it did."""
+    audit = Audit(config)
+    for seq, event in enumerate(log, 1):
+        if not audit.take(seq, event):
+            return audit, audit.violations[-1]
+    raise AssertionError("it can be folded")
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_of_the_fold_is_shown_by_few_events_and_is_the_same_fault(run, what):
+    config, told = run
+    log, most = planted(told, what)
+    audit, violation = fold_fault(config, log)
+    scenario = shrink(config, violation, violation.seq, list(enumerate(log, 1)))
+    assert scenario.shown_by == "Audit" and scenario.minimal and len(scenario.events) <= most
+    left = [event for _, event in scenario.events]
+    again, same = fold_fault(config, left)
+    assert again.events == len(left) and same == scenario.violation
+    assert signature(same, left[-1], again.refused) == signature(
+        violation, log[violation.seq - 1], audit.refused
+    )
+    assert {v.seq for v in again.violations} == {len(left)}, "nothing is wrong before it"
     executed(source(config, scenario, "log"), "case")[f"test_{violation.invariant}"]()
+
+
+def test_faults_that_differ_in_more_than_ids_have_other_signatures(run):
+    config, told = run
+    found = {}
+    for what in FAULTS:
+        log, _ = planted(told, what)
+        audit, violation = fold_fault(config, log)
+        found[what] = signature(violation, log[violation.seq - 1], audit.refused)
+    assert found["release of host pages dropped"] != found["release of blocks dropped"]
+    assert found["completion dropped"].message.endswith("is illegal at seq #")
+    assert not any(re.search(r"\d", one.message) for one in found.values())
+    assert len(set(found.values())) >= len(FAULTS) - 1
+
+
+def test_no_event_and_no_entry_of_the_scenario_can_go(run):
+    config, told = run
+    log, _ = planted(told, "release of host pages dropped")
+    audit, violation = fold_fault(config, log)
+    scenario = shrink(config, violation, violation.seq, list(enumerate(log, 1)))
+    left = [event for _, event in scenario.events]
+    wanted = signature(violation, log[violation.seq - 1], audit.refused)
+    rerun = Rerun(config, left)
+    for units, cut in UNITS:
+        for unit in units(left):
+            played = rerun.play(cut(left, [unit]), clean=True)
+            if played is None or not played.events:
+                continue
+            last = [v for v in played.violations if v.seq == len(played.events)]
+            assert not any(signature(v, played.events[-1], played.refused) == wanted for v in last)
+
+
+# -- rerun ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_of_which_nothing_is_left_out_is_played_as_it_is(seed):
+    config = small_config(ranks=1 + seed % 2)
+    log = [event for _, event in events_of(served(config, seed=seed))]
+    played = Rerun(config, log).play(log, clean=True)
+    assert played is not None and played.events == log and not played.violations
+
+
+def test_a_log_without_any_one_request_is_a_clean_log_of_the_others(run):
+    config, log = run
+    arrived = [at for at, event in enumerate(log) if isinstance(event, ev.RequestArrived)]
+    clean = 0
+    for gone in arrived:
+        played = Rerun(config, log).play([*log[:gone], None, *log[gone + 1 :]], clean=True)
+        if played is None:  # another found its prefix
+            continue
+        others = [e.request for e in played.events if isinstance(e, ev.RequestArrived)]
+        assert others == [log[at].request for at in arrived if at != gone]
+        assert fold(config, list(enumerate(played.events, 1))).next_epoch == len(arrived)
+        clean += 1
+    assert clean >= len(arrived) // 2
