@@ -193,7 +193,7 @@ def test_no_event_and_no_entry_of_the_scenario_can_go(run):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_log_of_which_nothing_is_left_out_is_played_as_it_is(seed):
-    config = small_config(ranks=1 + seed % 2)
+    config = small_config(ranks=1 + seed % 2, suffix_pages=32 * (seed > 1))
     log = [event for _, event in events_of(served(config, seed=seed))]
     played = Rerun(config, log).play(log, clean=True)
     assert played is not None and played.events == log and not played.violations

@@ -85,7 +85,7 @@ class Rerun:
         state, last = State(self.config), self.log[-1]
         for seq, event in enumerate(self.log[:-1], 1):
             evolve(state, event, seq)  # type: ignore[arg-type]
-        pools = (state.blocks, state.pages, state.suffix)
+        pools: tuple[Any, ...] = (state.blocks, state.pages, state.suffix)
         epochs = [pool.epoch.copy() for pool in pools]
         numbers = state.next_epoch, state.next_transfer, state.step, state.now_us
         columns = state.rows.computed.copy(), state.rows.confirmed.copy()
