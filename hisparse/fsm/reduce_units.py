@@ -93,7 +93,8 @@ def tenants(log: list[LoggedEvent]) -> list[list[int]]:
     for event in log:
         if isinstance(event, ev.RequestAdmitted):
             held[event.row] = event.epoch
-        rows = [getattr(event, "row", -1), *getattr(event, "rows", ())]
+        named = getattr(event, "rows", ())  # a rewind counts its rows
+        rows = [getattr(event, "row", -1), *(named if isinstance(named, tuple) else ())]
         own = [held[row] for row in rows if row in held]
         found.append([*own, event.epoch] if hasattr(event, "request") else own)  # type: ignore
     return found

@@ -56,7 +56,8 @@ _BIRTHS: dict[str, tuple[type[ev.Event], ...]] = {
 def keys_of(event: object) -> Iterator[Key]:
     """The ids that an event names, null ids left out."""
     for field, kind in _FIELDS.items():
-        for ident in getattr(event, field, ()):
+        value = getattr(event, field, ())
+        for ident in value if isinstance(value, tuple) else ():  # a rewind counts its rows
             if ident or kind == "row":
                 yield kind, ident
     row = getattr(event, "row", -1)

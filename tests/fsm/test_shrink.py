@@ -19,10 +19,11 @@ from hisparse.fsm.invariants import Checker
 from hisparse.fsm.invariants.checker import Violation
 from hisparse.fsm.invariants.run import RUN_CHECKS
 from hisparse.fsm.reduce import signature
-from hisparse.fsm.reduce_units import UNITS
+from hisparse.fsm.reduce_units import UNITS, tenants
 from hisparse.fsm.rerun import Rerun
 from hisparse.fsm.scenario import source
 from hisparse.fsm.shrink import Scenario, first_violation, shrink
+from hisparse.fsm.witness import keys_of
 
 
 def executed(text, name):
@@ -212,3 +213,10 @@ def test_a_log_without_any_one_request_is_a_clean_log_of_the_others(run):
         assert fold(config, list(enumerate(played.events, 1))).next_epoch == len(arrived)
         clean += 1
     assert clean >= len(arrived) // 2
+
+
+def test_a_rewind_names_its_row_and_the_rows_that_it_counts_are_no_ids():
+    rewound = ev.RequestRewound(0, "r", 1, 2, 16, 20, (3,), (1,))
+    assert list(keys_of(rewound)) == [("block", 3), ("row", 2), ("request", ("r", 1))]
+    log = [ev.RequestAdmitted(0, "r", 1, 2, 0, 0), rewound]
+    assert tenants(log)[1] == [1, 1]
