@@ -167,6 +167,7 @@ GROUPS = {
     "same GPU budget, peak": "gpu_blocks block_bytes "
     "request_bytes_needed request_bytes_held request_bytes_padded concurrent_requests_hisparse "
     "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
+    "leased at the end": "gpu_blocks_leased_at_end host_pages_leased_at_end",
     "tiers": "spills write_backs restores pages_published prefix_hit_tokens "
     "suffix_pages_asked suffix_pages_loaded suffix_pages_stored suffix_pages_evicted "
     "suffix_copies_failed hot_hits hot_misses "

@@ -27,19 +27,19 @@ from hisparse.config import (
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
-from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import Peaks, ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
+from hisparse.engine.report import served_figures, verified_figures
 from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
 from hisparse.engine.trace_generate import generate_trace
-from hisparse.engine.verify import ContentOracle, LiveChecks, differing_requests
+from hisparse.engine.verify import ContentOracle, LiveChecks
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES, Event
@@ -48,7 +48,6 @@ from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_open import open_log
 from hisparse.fsm.snapshot import snapshot
 from hisparse.kv.coordinator import HiSparseCoordinator
-from hisparse.kv.packing import planned_footprint
 
 Progress = Callable[[str, int, int], None]
 
@@ -209,15 +208,16 @@ class Job:
 
         served = engine.run(self.workload, abort_at=self.aborts, after_step=after_step)
         self.seconds["hisparse"] = time.perf_counter() - start
-        report = self._report(engine, worker, served)
-        report |= self._verified(expected, served, engine, oracle, live)
-        report |= self._resident(served)
-        report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
-        replica.shutdown()
+        device = worker.statistics()  # of memory that the shutdown frees
+        replica.shutdown()  # its last acknowledgements are events too: figures come after it
         if rank_log is not None:
             rank_log.close()
         if selections is not None:
             selections.log.close()
+        report = served_figures(self.config, self.hisparse, engine, served, device)
+        report |= verified_figures(expected, served, engine.coordinator, oracle, live)
+        report |= self._resident(served)
+        report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         return report
 
     def _recorder(self, replica: LocalReplica) -> SelectionRecorder | None:
@@ -226,81 +226,6 @@ class Job:
         log = self._open_log(SELECTIONS, (SelectionsTaken,))
         one_in = self.config.record_selections
         return SelectionRecorder(replica.worker, replica.coordinator.state, log, one_in)
-
-    def _report(
-        self, engine: ReferenceEngine, worker: HiSparseWorker, served: list[Served]
-    ) -> dict[str, Any]:
-        coordinator = engine.coordinator
-        counts, device = coordinator.metrics.counts, worker.statistics()
-        looked_up = device["hits"] + device["misses"]
-        log = coordinator.log.statistics()
-        suffix = self.config.suffix != "none"
-        longest = self.hisparse.schedule.max_model_len
-        largest = planned_footprint(self.hisparse, longest, host_backed=True)
-        return {
-            "requests": len(served),
-            "requests_finished": sum(r.outcome == "finished" for r in served),
-            "requests_aborted": sum(r.outcome == "aborted" for r in served),
-            "requests_refused": sum(r.outcome == "refused" for r in served),
-            "requests_failed": sum(r.outcome == "failed" for r in served),
-            "tokens_generated": sum(len(r.generated) for r in served),
-            "steps": counts["steps"],
-            "rows_computed": counts["rows_computed"],
-            "drafts_proposed": engine.acceptance.proposed,
-            "drafts_accepted": engine.acceptance.accepted,
-            "acceptance_rate": engine.acceptance.rate,
-            "gpu_blocks": self.hisparse.pools.gpu_blocks,
-            "block_bytes": self.hisparse.block_bytes,
-            "request_bytes_needed": largest.needed_bytes,
-            "request_bytes_held": largest.held_bytes,
-            "request_bytes_padded": largest.padded_bytes,
-            "peak_gpu_blocks_hisparse": engine.peaks.gpu_blocks,
-            "concurrent_requests_hisparse": engine.peaks.concurrent_requests,
-            "spills": counts["spills"],
-            "write_backs": counts["write_backs"],
-            "restores": counts["restores"],
-            "pages_published": counts["pages_published"],
-            "prefix_hit_tokens": counts["prefix_hit_pages"] * self.hisparse.pools.page_size,
-            **{name: n for name, n in counts.items() if suffix and name.startswith("suffix_")},
-            "hot_hits": device["hits"],
-            "hot_misses": device["misses"],
-            "hot_hit_rate": device["hits"] / looked_up if looked_up else 0.0,
-            "host_rows_read": device["host_rows"],
-            "preemptions": counts["preemptions"],
-            "rewinds": counts["rewinds"],
-            "copies_failed": counts["transfers_failed"],
-            "events": coordinator.state.seq,
-            "log_bytes": log.written_bytes,
-            "state_digest": coordinator.digest(),
-        }
-
-    def _verified(
-        self,
-        expected: dict[str, ReferenceResult],
-        served: list[Served],
-        engine: ReferenceEngine,
-        oracle: ContentOracle,
-        live: LiveChecks,
-    ) -> dict[str, Any]:
-        """`tokens_identical` is None, and nothing counts as checked, with --no-verify."""
-        checker = engine.coordinator.checker
-        if checker is None:
-            return {"tokens_identical": None, "invariants": {"checked": [], "violations": []}}
-        wrong = differing_requests(served, expected)
-        checked = (
-            checker.checked | live.checked | {"content": oracle.rows_checked, "disjoint_views": 1}
-        )
-        found = [*checker.violations, *live.violations, *oracle.violations]
-        return {
-            "tokens_identical": not wrong,
-            "requests_differing": wrong,
-            "invariants": {
-                "checked": sorted(name for name, times in checked.items() if times),
-                "violations": [
-                    {"invariant": v.invariant, "seq": v.seq, "message": v.message} for v in found
-                ],
-            },
-        }
 
     # -- the resident baseline --------------------------------------------------------------------
     def _resident(self, served: list[Served]) -> dict[str, Any]:

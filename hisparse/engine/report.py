@@ -1,0 +1,99 @@
+"""The report of the main job: figures of one served run, and what was verified of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hisparse.config import HiSparseConfig
+from hisparse.engine.loop import ReferenceEngine
+from hisparse.engine.options import RunConfig
+from hisparse.engine.reference import ReferenceResult
+from hisparse.engine.served import Served
+from hisparse.engine.verify import ContentOracle, LiveChecks, differing_requests
+from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.kv.packing import planned_footprint
+
+
+def served_figures(
+    run: RunConfig,
+    config: HiSparseConfig,
+    engine: ReferenceEngine,
+    served: Sequence[Served],
+    device: dict[str, int],
+) -> dict[str, Any]:
+    """What was served, moved and written; `device` are the worker's statistics at the end.
+
+    Taken after the shutdown: the leases left are leaks.
+    """
+    coordinator = engine.coordinator
+    counts, held = coordinator.metrics.counts, coordinator.statistics()
+    looked_up = device["hits"] + device["misses"]
+    log = coordinator.log.statistics()
+    suffix = run.suffix != "none"
+    longest = config.schedule.max_model_len
+    largest = planned_footprint(config, longest, host_backed=True)
+    return {
+        "requests": len(served),
+        "requests_finished": sum(r.outcome == "finished" for r in served),
+        "requests_aborted": sum(r.outcome == "aborted" for r in served),
+        "requests_refused": sum(r.outcome == "refused" for r in served),
+        "requests_failed": sum(r.outcome == "failed" for r in served),
+        "tokens_generated": sum(len(r.generated) for r in served),
+        "steps": counts["steps"],
+        "rows_computed": counts["rows_computed"],
+        "drafts_proposed": engine.acceptance.proposed,
+        "drafts_accepted": engine.acceptance.accepted,
+        "acceptance_rate": engine.acceptance.rate,
+        "gpu_blocks": config.pools.gpu_blocks,
+        "block_bytes": config.block_bytes,
+        "request_bytes_needed": largest.needed_bytes,
+        "request_bytes_held": largest.held_bytes,
+        "request_bytes_padded": largest.padded_bytes,
+        "gpu_blocks_leased_at_end": held["gpu_blocks_used"],
+        "host_pages_leased_at_end": held["host_pages_used"],
+        "peak_gpu_blocks_hisparse": engine.peaks.gpu_blocks,
+        "concurrent_requests_hisparse": engine.peaks.concurrent_requests,
+        "spills": counts["spills"],
+        "write_backs": counts["write_backs"],
+        "restores": counts["restores"],
+        "pages_published": counts["pages_published"],
+        "prefix_hit_tokens": counts["prefix_hit_pages"] * config.pools.page_size,
+        **{name: n for name, n in counts.items() if suffix and name.startswith("suffix_")},
+        "hot_hits": device["hits"],
+        "hot_misses": device["misses"],
+        "hot_hit_rate": device["hits"] / looked_up if looked_up else 0.0,
+        "host_rows_read": device["host_rows"],
+        "preemptions": counts["preemptions"],
+        "rewinds": counts["rewinds"],
+        "copies_failed": counts["transfers_failed"],
+        "events": coordinator.state.seq,
+        "log_bytes": log.written_bytes,
+        "state_digest": coordinator.digest(),
+    }
+
+
+def verified_figures(
+    expected: dict[str, ReferenceResult],
+    served: Sequence[Served],
+    coordinator: HiSparseCoordinator,
+    oracle: ContentOracle,
+    live: LiveChecks,
+) -> dict[str, Any]:
+    """`tokens_identical` is None, and nothing counts as checked, with --no-verify."""
+    checker = coordinator.checker
+    if checker is None:
+        return {"tokens_identical": None, "invariants": {"checked": [], "violations": []}}
+    wrong = differing_requests(served, expected)
+    checked = checker.checked | live.checked | {"content": oracle.rows_checked, "disjoint_views": 1}
+    found = [*checker.violations, *live.violations, *oracle.violations]
+    return {
+        "tokens_identical": not wrong,
+        "requests_differing": wrong,
+        "invariants": {
+            "checked": sorted(name for name, times in checked.items() if times),
+            "violations": [
+                {"invariant": v.invariant, "seq": v.seq, "message": v.message} for v in found
+            ],
+        },
+    }
