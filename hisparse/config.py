@@ -10,13 +10,19 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from hisparse.errors import CapacityError, ConfigError
+from hisparse.errors import CapacityError
 
 GIB = 1 << 30
 HOST_ALIGNMENT_BYTES = 256
 RESIDENT = "resident"  # the policy that has no host tier
+
+
+def _violation(reason: str, fixes: dict[str, object]) -> PydanticCustomError:
+    """Of a constraint between fields, with values that would do."""
+    return PydanticCustomError("constraint", "{reason}", {"reason": reason, "fixes": fixes})
 
 
 class _Model(BaseModel):
@@ -39,15 +45,26 @@ class ModelLayout(_Model):
     index_row_bytes: int = Field(gt=0, description="bytes of one token's indexer row in one group")
     index_groups: tuple[tuple[int, ...], ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _layers_once(self) -> ModelLayout:
-        layers = sorted(layer for group in self.index_groups for layer in group)
-        if layers != list(range(len(layers))) or not all(self.index_groups):
+    @field_validator("index_groups")
+    @classmethod
+    def _layers_once_and_index_fits(
+        cls, groups: tuple[tuple[int, ...], ...], info: ValidationInfo
+    ) -> tuple[tuple[int, ...], ...]:
+        layers = sorted(layer for group in groups for layer in group)
+        if layers != list(range(len(layers))) or not all(groups):
             raise ValueError(
-                f"index_groups={self.index_groups} must hold every layer 0..n-1 exactly once, "
+                f"index_groups={groups} must hold every layer 0..n-1 exactly once, "
                 "the leader of each group first"
             )
-        return self
+        row, index = info.data.get("row_bytes"), info.data.get("index_row_bytes")
+        if row and index and len(groups) * index > len(layers) * row:
+            most = len(layers) * row // len(groups)
+            raise _violation(
+                f"{len(groups)} indexer rows of {index} B do not fit {len(layers)} KV rows of "
+                f"{row} B: index_row_bytes must be at most {most}",
+                {"layout.index_row_bytes": most},
+            )
+        return groups
 
     @property
     def layers(self) -> int:
@@ -82,7 +99,9 @@ class PolicyConfig(_Model):
     )
     write_back: Literal["eager", "on_pressure"] = "eager"
     top_k: int = Field(default=2048, gt=0)
-    hot_rows: int = Field(default=4096, gt=0, description="rows of a request's hot region")
+    hot_rows: int = Field(
+        default=4096, gt=0, validate_default=True, description="rows of a request's hot region"
+    )
     on_copy_failure: Literal["rewind", "fail"] = Field(
         default="rewind",
         description="a copy fails whose page steps could read: recompute its rows, or end the "
@@ -96,14 +115,17 @@ class PolicyConfig(_Model):
         default=64, gt=0, description="steps without pressure before pages come back"
     )
 
-    @model_validator(mode="after")
-    def _hot_holds_top_k(self) -> PolicyConfig:
-        if self.hot_rows < self.top_k:
-            raise ValueError(
-                f"hot_rows={self.hot_rows} must be at least top_k={self.top_k}: "
-                "a row's whole selection has to fit in the hot region"
+    @field_validator("hot_rows")
+    @classmethod
+    def _hot_holds_top_k(cls, hot_rows: int, info: ValidationInfo) -> int:
+        top_k = info.data.get("top_k", 0)
+        if hot_rows < top_k:
+            raise _violation(
+                f"hot_rows={hot_rows} must be at least top_k={top_k}: "
+                "a row's whole selection has to fit in the hot region",
+                {"policy.hot_rows": top_k},
             )
-        return self
+        return hot_rows
 
 
 class ScheduleConfig(_Model):
@@ -120,7 +142,7 @@ class LogConfig(_Model):
     """Where events go: `off` keeps no history, `ring` the last N in memory, `disk` all of them."""
 
     mode: Literal["off", "ring", "disk"] = "ring"
-    dir: Path | None = None
+    dir: Path | None = Field(default=None, validate_default=True)
     fsync: Literal["never", "interval", "commit"] = "never"
     fsync_interval_s: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="of fsync 'interval': between syncs"
@@ -138,11 +160,15 @@ class LogConfig(_Model):
         description="a disk that refuses: raise, or drop the events, counted, behind a LogGap",
     )
 
-    @model_validator(mode="after")
-    def _disk_has_dir(self) -> LogConfig:
-        if self.mode == "disk" and self.dir is None:
-            raise ValueError("mode='disk' needs dir: the directory that the log is written to")
-        return self
+    @field_validator("dir")
+    @classmethod
+    def _disk_has_dir(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
+        if folder is None and info.data.get("mode") == "disk":
+            raise _violation(
+                "mode='disk' needs dir: the directory that the log is written to",
+                {"log.dir": "hisparse-log"},
+            )
+        return folder
 
 
 class SuffixConfig(_Model):
@@ -238,38 +264,37 @@ class HiSparseConfig(_Model):
             return pages + index
         return min(pages, self.window_pages) + index + self.hot_blocks
 
-    @model_validator(mode="after")
-    def _pools_hold_one_request(self) -> HiSparseConfig:
-        if self.index_pages_per_block < 1:
-            raise ValueError(
-                f"an indexer page of {self.index_page_bytes} B does not fit a block of "
-                f"{self.block_bytes} B: index_row_bytes must be below layers * row_bytes / groups"
-            )
-        return self
-
 
 def check_capacity(config: HiSparseConfig) -> HiSparseConfig:
-    """Refuse pools that cannot hold one request of `max_model_len`. Raises CapacityError."""
+    """Refuse pools that cannot hold one request of `max_model_len`. Raises CapacityError, which
+    names every pool that is too small, with the size that would do."""
     tokens = config.schedule.max_model_len
+    reasons: list[str] = []
+    fixes: dict[str, object] = {}
     need = config.steady_blocks(tokens) + 1
     if config.pools.gpu_blocks < need:
-        raise CapacityError(
+        fixes["pools.gpu_blocks"] = need
+        reasons.append(
             f"pools.gpu_blocks={config.pools.gpu_blocks} cannot hold one request of {tokens} "
             f"tokens in {config.policy.name!r} mode: use at least {need}"
         )
     if config.offload and config.suffix.name != "none" and config.suffix_pages < 2:
         least = math.ceil(2 * config.index_page_bytes / GIB * 1e9) / 1e9
-        raise CapacityError(
+        fixes["suffix.gib"] = least
+        reasons.append(
             f"suffix.gib={config.suffix.gib:g} holds no indexer page of {config.index_page_bytes} "
             f"B beside the null page: use at least {least:.9f}"
         )
     pages = config.max_pages + 1
     if config.offload and config.host_pages < pages:
         gib = math.ceil(pages * config.host_page_bytes / GIB * 1e6) / 1e6  # as it is printed
-        raise CapacityError(
+        fixes["pools.host_pool_gib"] = gib
+        reasons.append(
             f"pools.host_pool_gib={config.pools.host_pool_gib:g} holds {config.host_pages} host "
             f"pages, and one request of {tokens} tokens needs {pages}: use at least {gib:.6f}"
         )
+    if reasons:
+        raise CapacityError("; ".join(reasons), fixes)
     return config
 
 
@@ -281,14 +306,3 @@ def recorded_config(text: str) -> HiSparseConfig:
         return config
     policy = config.policy.model_copy(update={"on_copy_failure": "fail"})
     return config.model_copy(update={"policy": policy})
-
-
-def config_error(error: ValidationError) -> ConfigError:
-    """A pydantic error as one line: field path, value and reason of each fault."""
-    parts = []
-    for fault in error.errors():
-        path = ".".join(str(p) for p in fault["loc"]) or "config"
-        shown = fault["input"]
-        value = f"={shown!r}" if not isinstance(shown, dict | BaseModel) else ""
-        parts.append(f"{path}{value}: {fault['msg'].removeprefix('Value error, ')}")
-    return ConfigError("; ".join(parts))

@@ -16,13 +16,23 @@ HiSparseError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class HiSparseError(Exception):
     """Base of every error here; ``except HiSparseError`` catches all of them."""
 
 
 class ConfigError(HiSparseError):
-    """An option, file or trace line cannot be used; the message names field, value and fix."""
+    """An option, file or trace line cannot be used; the message names field, value and fix.
+
+    `fixes` holds, of configurations, a value that would do by the path of its field
+    (``pools.gpu_blocks``); None: leave the field out.
+    """
+
+    def __init__(self, message: str, fixes: Mapping[str, object] | None = None) -> None:
+        self.fixes = dict(fixes or {})
+        super().__init__(message)
 
 
 class CapacityError(ConfigError):

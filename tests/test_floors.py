@@ -20,6 +20,7 @@ TOP = 5
 FLOORS = {
     "errors": 0,
     "config": 0,
+    "config_check": 0,
     "fsm": 1,
     "kv": 2,
     "device": 2,

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from hisparse.config import config_error
+from hisparse.config_check import config_error
 from hisparse.errors import (
     HiSparseError,
     IllegalTransition,

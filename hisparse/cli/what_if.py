@@ -22,7 +22,8 @@ from hisparse.cli.losses import dropped, lost, told, worst
 from hisparse.cli.opening import DIRECTORY, History, open_history
 from hisparse.cli.output import Progress, emit, emit_json
 from hisparse.cli.what_if_text import as_text
-from hisparse.config import HiSparseConfig, PolicyConfig, config_error
+from hisparse.config import HiSparseConfig, PolicyConfig
+from hisparse.config_check import config_error
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import read_selections
 from hisparse.engine.what_if.changes import changed_config, drop, swap

@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 from pydantic import ValidationError
 
-from hisparse.config import HiSparseConfig, config_error, recorded_config
+from hisparse.config import HiSparseConfig, recorded_config
+from hisparse.config_check import config_error
 from hisparse.errors import HiSparseError, InvariantViolation, LogDamage, LogError
 from hisparse.fsm.codec import Codec, Frame, LoggedEvent, SegmentHeader, UnknownEvent
 from hisparse.fsm.events import EVENT_TYPES, LogGap, StepPlanned

@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hisparse.config import HiSparseConfig, config_error
+from hisparse.config import HiSparseConfig
+from hisparse.config_check import config_error
 from hisparse.engine.what_if.recording import Disturbance, RecordedRequest, Recording
 from hisparse.errors import UsageError
 from hisparse.fsm import events as ev

@@ -1,0 +1,92 @@
+"""The one validator of configurations that come from outside: every violation at once, and advice.
+
+`checked_config` is what an engine calls with what its user wrote. Each violation is told with its
+field, value and reason, and where one can be known with a value that would do; these values,
+applied together, pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from hisparse.config import HiSparseConfig, check_capacity
+from hisparse.errors import CapacityError, ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def checked_config(data: Mapping[str, Any]) -> HiSparseConfig:
+    """The one validator for what comes from outside, nested as `HiSparseConfig` is.
+
+    Raises ConfigError that names every violation at once, those included that show only when others
+    are mended; its `fixes`, where each has one, make the configuration pass.
+    """
+    reasons: list[str] = []
+    fixes: dict[str, object] = {}
+    while True:
+        try:
+            config = check_capacity(HiSparseConfig.model_validate(with_fixes(data, fixes)))
+        except ValidationError as error:
+            found = config_error(error)
+        except CapacityError as error:
+            found = error
+        else:
+            break
+        reasons.append(str(found))
+        if not found.fixes.items() - fixes.items():
+            break  # the rest has no value that we could know
+        fixes |= found.fixes
+    if reasons:
+        raise ConfigError("; ".join(reasons), fixes)
+    return config
+
+
+def with_fixes(data: Mapping[str, Any], fixes: Mapping[str, object]) -> dict[str, Any]:
+    """`data` with fields replaced, each named by its path; None leaves a field out."""
+    fixed = {name: dict(part) if isinstance(part, Mapping) else part for name, part in data.items()}
+    for path, value in fixes.items():
+        section, _, name = path.partition(".")
+        if not name:
+            place: dict[str, Any] = fixed
+        else:
+            held = fixed.get(section)
+            place = held if isinstance(held, dict) else {}
+            fixed[section] = place
+        if value is None:
+            place.pop(name or section, None)
+        else:
+            place[name or section] = value
+    return fixed
+
+
+def _fixes(fault: ErrorDetails) -> dict[str, object]:
+    """What a fault's own bounds say would do, by the path of its field."""
+    path, bounds = ".".join(str(p) for p in fault["loc"]), fault.get("ctx", {})
+    if "fixes" in bounds:
+        return dict(bounds["fixes"])
+    if fault["type"] == "extra_forbidden":
+        return {path: None}
+    for bound, by in (("ge", 0), ("le", 0), ("gt", 1), ("lt", -1)):
+        if bound in bounds:
+            return {path: bounds[bound] + by}
+    if fault["type"] == "literal_error":
+        return {path: re.findall(r"'([^']*)'", bounds["expected"])[0]}
+    return {}
+
+
+def config_error(error: ValidationError) -> ConfigError:
+    """A pydantic error as one line: field path, value and reason of each fault."""
+    parts = []
+    fixes: dict[str, object] = {}
+    for fault in error.errors():
+        fixes |= _fixes(fault)
+        path = ".".join(str(p) for p in fault["loc"]) or "config"
+        shown = fault["input"]
+        value = f"={shown!r}" if not isinstance(shown, dict | BaseModel) else ""
+        parts.append(f"{path}{value}: {fault['msg'].removeprefix('Value error, ')}")
+    return ConfigError("; ".join(parts), fixes)
