@@ -56,6 +56,7 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 )
 @_field("--suffix-gib", "Capacity of --suffix cpu.", type=float, metavar="G")
 @_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
+@_field("--preempt-rate", "Share of requests preempted once, and resumed.", type=float, metavar="F")
 @_field("--spec", "Drafts that a request proposes and verifies a step.", type=int, metavar="N")
 @click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
 @_field("--model", "Model.", metavar="NAME")
@@ -84,7 +85,9 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
     "Compare tokens, logits and bytes with the oracle, and check invariants (on by default). The "
     "checks run on the simulated streams, so copies complete at other steps without them.",
 )
-@_field("--seed", "Seed of weights, tokens, streams and aborts.", type=int, metavar="S")
+@_field(
+    "--seed", "Seed of weights, tokens, streams, aborts and preemptions.", type=int, metavar="S"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any) -> int:
     """Serve a trace over a small GPU pool and a host pool, and verify every bit.

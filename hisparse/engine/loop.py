@@ -27,6 +27,7 @@ from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
 STALL_STEPS_MAX = 1000
+NEVER = 1 << 62  # more tokens than anything generates
 COMPUTING = (RequestState.ADMITTED, RequestState.PREFILL, RequestState.DECODE)
 
 
@@ -121,6 +122,11 @@ class ReferenceEngine:
         epoch, and finds by prefix what it had computed and what was durable."""
         self.coordinator.preempt(*served.key)
         self._requeue(served)
+
+    def _preempt_if_running(self, served: Served, preempt_at: dict[str, int]) -> None:
+        if self.coordinator.state.requests[served.key].live and served.key not in self._ending:
+            del preempt_at[served.request]
+            self.preempt(served)
 
     def _requeue(self, served: Served) -> None:
         del self.live[served.key]
@@ -320,15 +326,17 @@ class ReferenceEngine:
         workload: Sequence[WorkloadRequest],
         *,
         abort_at: dict[str, int] | None = None,
+        preempt_at: dict[str, int] | None = None,
         after_step: Callable[[ReferenceEngine], None] | None = None,
     ) -> list[Served]:
         """Serve `workload` to its end and drain; returns every request, in order of ending.
 
         Args:
             abort_at: request id -> generated tokens after which its client goes away.
+            preempt_at: request id -> generated tokens after which it is preempted, once.
             after_step: called after each step, for progress and live checks.
         """
-        abort_at = abort_at or {}
+        abort_at, preempt_at = abort_at or {}, dict(preempt_at or {})
         queue = sorted(workload, key=lambda work: work.arrival_ms)
         now_ms, at = 0.0, 0
         while at < len(queue) or self.live or self.coordinator.state.requests:
@@ -340,8 +348,10 @@ class ReferenceEngine:
             self.coordinator.tick(int(now_ms * 1000))
             self.step()
             for served in list(self.live.values()):
-                if len(served.generated) >= abort_at.get(served.request, 1 << 62):
+                if len(served.generated) >= abort_at.get(served.request, NEVER):
                     self.abort(served)
+                elif len(served.generated) >= preempt_at.get(served.request, NEVER):
+                    self._preempt_if_running(served, preempt_at)
             if after_step is not None:
                 after_step(self)
             now_ms += self.step_ms

@@ -37,6 +37,7 @@ class RunConfig(BaseModel):
     suffix: Literal["none", "cpu"] = "none"
     suffix_gib: float = Field(default=0.01, gt=0, le=1 << 20)
     abort_rate: float = Field(default=0.0, ge=0, le=1)
+    preempt_rate: float = Field(default=0.0, ge=0, le=1)
     spec: int = Field(default=0, ge=0, le=64, description="drafts a request and step")
     graph: bool = False
     model: str = "builtin"

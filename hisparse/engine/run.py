@@ -100,9 +100,11 @@ def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSpar
     return check_capacity(sized(max(resident, probe.steady_blocks(longest) + 1)))
 
 
-def choose_aborts(workload: list[WorkloadRequest], rate: float, seed: int) -> dict[str, int]:
-    """A seeded share of the requests, each with the generated tokens after which it is aborted."""
-    rng = random.Random(f"aborts {seed}")
+def choose_some(
+    workload: list[WorkloadRequest], what: str, rate: float, seed: int
+) -> dict[str, int]:
+    """A seeded share of the requests, each with the generated tokens after which `what` happens."""
+    rng = random.Random(f"{what} {seed}")
     return {
         work.request: rng.randrange(0, max(work.max_new, 1))
         for work in workload
@@ -129,7 +131,9 @@ class Job:
             draft=config.spec > 0,
         )
         self.hisparse = build_config(config, self.model, longest)
-        self.aborts = choose_aborts(self.workload, config.abort_rate, config.seed)
+        self.aborts = choose_some(self.workload, "aborts", config.abort_rate, config.seed)
+        rate = config.preempt_rate
+        self.preemptions = choose_some(self.workload, "preemptions", rate, config.seed)
         self.device = device
         self.seconds: dict[str, float] = {}
 
@@ -206,7 +210,12 @@ class Job:
                 live.after_step()
             self.progress("hisparse", len(engine.done), len(self.workload))
 
-        served = engine.run(self.workload, abort_at=self.aborts, after_step=after_step)
+        served = engine.run(
+            self.workload,
+            abort_at=self.aborts,
+            preempt_at=self.preemptions,
+            after_step=after_step,
+        )
         self.seconds["hisparse"] = time.perf_counter() - start
         device = worker.statistics()  # of memory that the shutdown frees
         replica.shutdown()  # its last acknowledgements are events too: figures come after it

@@ -20,7 +20,7 @@ KEYS = {
 }  # fmt: skip
 NUMBERS = [
     "requests", "scale", "step_ms", "gpu_blocks", "host_pool_gib", "page_size", "top_k", "hot_rows",
-    "abort_rate", "spec", "seed",
+    "abort_rate", "preempt_rate", "spec", "seed",
 ]  # fmt: skip
 
 
@@ -61,6 +61,20 @@ def test_aborts_are_served():
     report = report_of(call("run", *SMALL, "--abort-rate", "1", "--json"))
     assert report["requests_aborted"] > 0
     assert report["requests_aborted"] + report["requests_finished"] == 6
+
+
+def test_preempted_requests_come_back_and_leave_nothing_leased():
+    report = report_of(call("run", *SMALL, "--preempt-rate", "1", "--json"))
+    assert report["preemptions"] > 0 and report["requests_finished"] == 6
+    assert report["tokens_identical"] is True
+    assert report["gpu_blocks_leased_at_end"] == report["host_pages_leased_at_end"] == 0
+
+
+def test_a_replay_of_the_log_ends_where_the_report_says(tmp_path):
+    report = report_of(call("run", *SMALL, "--log", tmp_path, "--json"))
+    replayed = report_of(call("replay", tmp_path, "--json"))
+    assert replayed["state_digest"] == report["state_digest"]
+    assert replayed["seq"] == report["events"]
 
 
 @pytest.mark.parametrize("broken", ["tokens", "violation"])
