@@ -2,11 +2,13 @@
 
     --drop       an arrival, and everything of that request with it
                  an abort, a preemption, a tick, a reset of the prefix cache: it does not happen
+                 a sleep: its wake has nothing to do then
                  a finish: the request generates to its `max_tokens`
                  acknowledgements: lost, and sent again with the rank's next message
     --swap       two arrivals, aborts or preemptions, each in the other's place
 
-Everything else in a log follows from these, and is refused by name.
+What the engine, a policy or a suffix source answered is an input of the fold, but is asked again.
+Everything else in a log follows from these. Both are refused by name.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ from pydantic import ValidationError
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import config_error
-from hisparse.engine.what_if.recording import Disturbance, RecordedRequest, Recording
+from hisparse.engine.what_if.recording import (
+    ASKED_ANEW,
+    Disturbance,
+    RecordedRequest,
+    Recording,
+)
 from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.describe import line
 
 DROPPABLE = (
-    "RequestArrived, RequestFinished, RequestAborted, RequestPreempted, Tick, PrefixCacheReset "
-    "and AcknowledgementsTaken"
+    "RequestArrived, RequestFinished, RequestAborted, RequestPreempted, Tick, PrefixCacheReset, "
+    "MemoryReleased and AcknowledgementsTaken"
 )
 SWAPPABLE = "RequestArrived, RequestAborted and RequestPreempted"
 
@@ -61,11 +68,19 @@ def drop(recording: Recording, seq: int, event: ev.Event) -> Recording:
             return replace(recording, ticks=[t for t in recording.ticks if t.seq != seq])
         case ev.PrefixCacheReset():
             return replace(recording, resets=[r for r in recording.resets if r.seq != seq])
+        case ev.MemoryReleased():
+            return replace(recording, memory=[m for m in recording.memory if m.seq != seq])
         case ev.AcknowledgementsTaken():
             return _lost(recording, seq)
-    raise UsageError(
-        f"--drop {seq}: {_named(event)} is decided anew, not an input; inputs are {DROPPABLE}"
-    )
+    raise UsageError(f"--drop {seq}: {_named(event)} {_why_kept(event)}")
+
+
+def _why_kept(event: ev.Event) -> str:
+    if isinstance(event, ev.MemoryRestored):
+        return "has to follow what it wakes from: drop the MemoryReleased before it"
+    if isinstance(event, ASKED_ANEW):
+        return f"is an answer that is asked for again; what can be dropped is {DROPPABLE}"
+    return f"is decided anew, not an input; inputs are {DROPPABLE}"
 
 
 def _undisturbed(recording: Recording, seq: int, event: ev.Event) -> Recording:

@@ -1,6 +1,6 @@
 """RecordedRanks: worker ranks that copy nothing and acknowledge when the recorded ones did.
 
-A copy is known by its request, life, kind and table entry: where the log has the same one, it is
+A copy is known by its request, life, kind and page: where the log has the same one, it is
 acknowledged as many steps after its command as it was there, and fails if it failed there; any
 other one takes the median of its kind. A step is retired as late as the step of that number was.
 What the worker's streams guarantee is kept: copies of one direction complete in order, and a step
@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
 
-from hisparse.engine.what_if.recording import CopyKey, Recording
+from hisparse.engine.what_if.recording import CopyKey, CopyKind, IndexPages, Recording
 from hisparse.fsm.wire import (
     Ack,
     AckKind,
     Acknowledgements,
+    IndexTransfer,
     SparseKVOffloadCommand,
     SparseKVPageTransfer,
     TransferKind,
 )
+
+AnyTransfer = SparseKVPageTransfer | IndexTransfer
+INTO_GPU = (TransferKind.RESTORE, IndexPages.LOAD)
 
 
 class Delay(NamedTuple):
@@ -50,7 +54,7 @@ class Delays:
             for step in range(message.after_step + 1, message.retired_step + 1):
                 self.retired[step] = message.slot - step
         self.copies: dict[CopyKey, list[Delay]] = defaultdict(list)
-        kinds: dict[TransferKind, list[Delay]] = defaultdict(list)
+        kinds: dict[CopyKind, list[Delay]] = defaultdict(list)
         for ident in sorted(done):
             if ident not in recording.copies:
                 continue
@@ -95,8 +99,8 @@ class _Rank:
     delays: Delays
     sent: int = 0
     seen: dict[CopyKey, int] = field(default_factory=lambda: defaultdict(int))
-    enqueued: deque[tuple[int, SparseKVPageTransfer]] = field(default_factory=deque)
-    copies: deque[tuple[int, bool, SparseKVPageTransfer]] = field(default_factory=deque)
+    enqueued: deque[tuple[int, AnyTransfer]] = field(default_factory=deque)
+    copies: deque[tuple[int, bool, AnyTransfer]] = field(default_factory=deque)
     due: dict[int, int] = field(default_factory=dict)  # of copies not acknowledged, by transfer
     last: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})  # by direction
     steps: deque[tuple[int, int]] = field(default_factory=deque)
@@ -112,7 +116,10 @@ class RecordedRanks:
     def answer(
         self, command: SparseKVOffloadCommand, keys: Iterable[CopyKey]
     ) -> tuple[Acknowledgements, ...]:
-        """What the ranks hand back at the end of the command's step. `keys`: of its transfers."""
+        """What the ranks hand back at the end of the command's step.
+
+        `keys`: of its page transfers, then of its index transfers.
+        """
         keys = list(keys)
         for rank in self._ranks:
             _queue(rank, command, keys)
@@ -130,22 +137,23 @@ def _queue(rank: _Rank, command: SparseKVOffloadCommand, keys: list[CopyKey]) ->
     step = command.step
     retired = step + rank.delays.retired.get(step, rank.delays.typical_retired)
     retired = max([retired, rank.last_retired, *(rank.due.get(t, 0) for t in command.fences)])
-    for transfer, key in zip(command.transfers, keys, strict=True):
+    transfers: list[AnyTransfer] = [*command.transfers, *command.index_transfers]
+    for transfer, key in zip(transfers, keys, strict=True):
         delay = rank.delays.of(key, rank.seen[key])
         rank.seen[key] += 1
-        restore = transfer.kind is TransferKind.RESTORE
+        into_gpu = key[2] in INTO_GPU
         rank.enqueued.append((step + delay.enqueued, transfer))
-        due = max(step + delay.done, rank.last[restore])
+        due = max(step + delay.done, rank.last[into_gpu])
         rank.copies.append((due, delay.failed, transfer))
-        rank.due[transfer.transfer] = rank.last[restore] = due
-        retired = max(retired, due if restore else 0)
+        rank.due[transfer.transfer] = rank.last[into_gpu] = due
+        retired = max(retired, due if into_gpu else 0)
     rank.steps.append((retired, step))
     rank.last_retired = retired
 
 
 def _due(rank: _Rank, now: int) -> list[Ack]:
     """In the worker's order: enqueued, completed or failed, retired."""
-    acks, later = [], deque[tuple[int, SparseKVPageTransfer]]()
+    acks, later = [], deque[tuple[int, AnyTransfer]]()
     for due, transfer in rank.enqueued:
         if due > now:
             later.append((due, transfer))
@@ -153,7 +161,7 @@ def _due(rank: _Rank, now: int) -> list[Ack]:
         acks.append(Ack(AckKind.ENQUEUED, transfer.transfer, transfer.epoch))
     rank.enqueued = later
     waiting = {transfer.transfer for _, transfer in later}
-    still = deque[tuple[int, bool, SparseKVPageTransfer]]()
+    still = deque[tuple[int, bool, AnyTransfer]]()
     for due, failed, transfer in rank.copies:
         if due > now or transfer.transfer in waiting:
             still.append((due, failed, transfer))

@@ -5,37 +5,63 @@ been planned: what lies in slot s came after step s and before step s + 1.
 
     arrivals     slot, lengths, page hashes; and the tokens that a request had when it finished
     disturbances abort, preempt: the computed rows of the request, and how many steps later
-    ticks        slot and time; resets of the prefix cache: slot
+    ticks        slot and time
+    caches       resets of the prefix cache, sleep and wake: slot
     ranks        which slot acknowledged each copy, and each step, counted from its command
 
 What a request would have generated beyond the log is not known: its end is its `max_tokens` then.
 A preemption is an input here: whoever took it (the serving loop, not the coordinator) is asked to
-do so again at the same count of computed rows.
+do so again at the same count of computed rows. What the coordinator ends or preempts by itself, it
+decides again.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.state import Key
 from hisparse.fsm.wire import TransferKind
 
-CopyKey = tuple[int, int, TransferKind, int]  # request number, life, kind, table entry
+ASKED_ANEW = (ev.StepPlanned, ev.RowsComputed, ev.PolicyChosen, ev.SuffixAsked)
+"""Inputs that are the engine's, a policy's or a source's answers: a replay asks again."""
+
+
+class IndexPages(enum.Enum):
+    """Why an indexer page is copied: to the CPU tier, or back."""
+
+    STORE = enum.auto()
+    LOAD = enum.auto()
+
+
+CopyKind = TransferKind | IndexPages
+CopyKey = tuple[int, int, CopyKind, int]  # request number, life, kind, page of the request
+
+
+class Verified(NamedTuple):
+    """Of a step that began with the newest token: rows planned and accepted; and whether there may
+    have been more drafts, for which no place was found."""
+
+    planned: int
+    accepted: int
+    cut: bool
 
 
 @dataclass
 class Life:
     """A request between an arrival and its end, or the preemption after which it arrives again."""
 
+    seq: int  # of its arrival
     prompt_tokens: int
     hashes: list[list[bytes]]  # of each page: as often as its rows were computed, in that order
     pages: int  # how many have a hash now; a rewind takes some back
     since: int  # slot from which `most` could be seen
     computed: int = -1  # rows; -1 until it is admitted
     most: int = -1  # that it ever had computed; a rewind takes rows back
-    verified: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of steps that began at this row, behind the prompt: rows planned, rows accepted."""
+    verified: dict[int, list[Verified]] = field(default_factory=dict)  # by the newest token's row
 
     def hash(self, page: int, nth: int) -> bytes | None:
         """The hash of a page that is computed for the `nth` time (from 0)."""
@@ -97,6 +123,15 @@ class CachesReset:
 
 
 @dataclass(frozen=True)
+class MemoryTold:
+    """Sleep at a level, or wake (0)."""
+
+    seq: int
+    slot: int
+    level: int
+
+
+@dataclass(frozen=True)
 class Message:
     """Acknowledgements taken in one slot: transfer ids; steps ``(after_step, retired_step]``."""
 
@@ -119,6 +154,7 @@ class Recording:
     disturbances: list[Disturbance] = field(default_factory=list)
     ticks: list[TimeTold] = field(default_factory=list)
     resets: list[CachesReset] = field(default_factory=list)
+    memory: list[MemoryTold] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     numbers: dict[Key, int] = field(default_factory=dict)  # of requests, by id and epoch
     copies: dict[int, tuple[CopyKey, int]] = field(default_factory=dict)  # and their command's step
@@ -129,13 +165,18 @@ class Recording:
     _again: dict[str, RecordedRequest] = field(default_factory=dict)  # preempted, to arrive again
     _ended: set[Key] = field(default_factory=set)  # and not forgotten yet
     _planned_seq: int = 0  # of a step whose own decisions are being told
-    _planned: dict[int, int] = field(default_factory=dict)  # rows of the last step, by request row
+    _planned: dict[int, tuple[int, bool]] = field(default_factory=dict)  # `Verified`, by row
+    _causes: set[int] = field(default_factory=set)  # of the events since rows were computed
     _retired: dict[int, int] = field(default_factory=dict)
 
     def take(self, seq: int, event: ev.Event) -> None:
-        """Take the next event in."""
+        """Take the next event in.
+
+        Raises UsageError for an input that no replay can be told of.
+        """
         if event.cause < self._planned_seq:
             self._planned_seq = 0
+        self._causes.add(event.cause)
         match event:
             case ev.RequestArrived():
                 self._arrived(seq, event)
@@ -151,7 +192,10 @@ class Recording:
                 self._held.pop(event.row, None)
             case ev.StepPlanned():
                 self.steps, self._planned_seq, self.last_step_seq = event.step, seq, seq
-                self._planned = dict(zip(event.rows, event.counts, strict=True))
+                columns = zip(event.rows, event.starts, event.counts, strict=True)
+                self._planned = {
+                    row: (count, self._is_cut(row, start + count)) for row, start, count in columns
+                }
             case ev.RowsComputed():
                 self._computed(event)
             case ev.RequestRewound():
@@ -167,14 +211,29 @@ class Recording:
                 self._disturbed(seq, event)
             case ev.RequestAborted():  # the coordinator's own: a copy lost rows
                 self._ended.add((event.request, event.epoch))
+            case ev.RequestPreempted():  # its own too: indexer pages could not be loaded
+                self._ended.add((event.request, event.epoch))
+                self._again[event.request], _ = self._by_key[event.request, event.epoch]
             case ev.Tick():
                 self.ticks.append(TimeTold(seq, self.steps, event.now_us))
             case ev.PrefixCacheReset():
                 self.resets.append(CachesReset(seq, self.steps))
+            case ev.MemoryReleased():
+                self.memory.append(MemoryTold(seq, self.steps, event.level))
+            case ev.MemoryRestored():
+                self.memory.append(MemoryTold(seq, self.steps, 0))
             case ev.TransferPinned():
-                self._pinned(event)
+                rows = [row for row, _ in event.owners()]
+                self._pinned(event.kind, event.transfers, rows, event.entries)
+            case ev.SuffixPinned():
+                kind = IndexPages.LOAD if event.load else IndexPages.STORE
+                rows = [event.row] * len(event.transfers)
+                self._pinned(kind, event.transfers, rows, event.entries)
             case ev.AcknowledgementsTaken():
                 self._acknowledged(seq, event)
+            case _ if event.is_input and not isinstance(event, ASKED_ANEW):
+                name = type(event).__name__
+                raise UsageError(f"seq {seq} is an input that what-if does not know: {name}")
 
     @property
     def open_requests(self) -> int:
@@ -183,7 +242,7 @@ class Recording:
 
     def _arrived(self, seq: int, event: ev.RequestArrived) -> None:
         hashes = [[page_hash] for page_hash in event.page_hashes]
-        life = Life(event.prompt_tokens, hashes, len(hashes), self.steps)
+        life = Life(seq, event.prompt_tokens, hashes, len(hashes), self.steps)
         request = self._again.pop(event.request, None)
         if request is not None:
             life.since += 1  # it came in the middle of a slot, and is seen in the next one
@@ -200,13 +259,21 @@ class Recording:
     def _computed(self, event: ev.RowsComputed) -> None:
         for row, count in zip(event.rows, event.counts, strict=True):
             life = self._life(row)
-            if life.computed >= life.prompt_tokens:
-                life.verified[life.computed] = (self._planned[row], count)
+            if life.computed >= life.prompt_tokens - 1:
+                verified = life.verified.setdefault(life.computed, [])
+                planned, cut = self._planned[row]
+                verified.append(Verified(planned, count, cut))
             life.computed += count
             if life.computed > life.most:
                 life.most, life.since = life.computed, event.step
+        self._causes.clear()
         for row, page_hash in zip(event.hash_rows, event.page_hashes, strict=True):
             self._life(row).told(page_hash)
+
+    def _is_cut(self, row: int, end: int) -> bool:
+        """Whether rows of a step up to `end` may be fewer than were wanted: they fill a page, and
+        something was done to find a place for more."""
+        return end % self.page_size == 0 and self._life(row).seq in self._causes
 
     def _life(self, row: int) -> Life:
         request, at = self._by_key[self._held[row]]
@@ -233,13 +300,13 @@ class Recording:
         if preempts:
             self._again[event.request] = request
 
-    def _pinned(self, event: ev.TransferPinned) -> None:
+    def _pinned(
+        self, kind: CopyKind, transfers: ev.Ints, rows: list[int], entries: ev.Ints
+    ) -> None:
         command = self.steps if self._planned_seq else self.steps + 1
-        named = zip(event.transfers, event.entries, event.owners(), strict=True)
-        for ident, entry, (row, _) in named:
+        for ident, row, entry in zip(transfers, rows, entries, strict=True):
             request, at = self._by_key[self._held[row]]
-            key = (request.number, at, event.kind, entry)
-            self.copies[ident] = (key, command)
+            self.copies[ident] = ((request.number, at, kind, entry), command)
 
     def _acknowledged(self, seq: int, e: ev.AcknowledgementsTaken) -> None:
         before = self._retired.get(e.rank, 0)

@@ -1,7 +1,8 @@
 """Replay: a recording through the production coordinator and serving loop, with no model. No torch.
 
     slot s:   aborts and preemptions whose request has come as far as it had when they happened,
-              arrivals, ticks, in recorded order; then a step: `ReferenceEngine.step`, unchanged
+              arrivals, ticks, resets, sleep and wake, in recorded order; then a step:
+              `ReferenceEngine.step`, unchanged
 
 The order in which requests are scheduled is the reference engine's. Under the recorded
 configuration its own log comes out event by event; another engine's may not, and `study` says so.
@@ -10,6 +11,7 @@ configuration its own log comes out event by event; another engine's may not, an
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,11 +26,13 @@ from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.what_if.hot_rows import HotRows
-from hisparse.engine.what_if.ranks import RecordedRanks
+from hisparse.engine.what_if.ranks import AnyTransfer, RecordedRanks
 from hisparse.engine.what_if.recording import (
     CachesReset,
     CopyKey,
     Disturbance,
+    IndexPages,
+    MemoryTold,
     RecordedRequest,
     Recording,
     TimeTold,
@@ -42,7 +46,7 @@ from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import HASH_BYTES
 
 TOKEN, EOS, REJECTED = 0, 1, 2  # the only tokens there are
-Told = RecordedRequest | Disturbance | TimeTold | CachesReset
+Told = RecordedRequest | Disturbance | TimeTold | CachesReset | MemoryTold
 Observer = Callable[[int, Event], object]
 _COMMANDS = msgspec.msgpack.Decoder(SparseKVOffloadCommand)
 
@@ -78,6 +82,7 @@ class ReplayedEngine(ReferenceEngine):
         self._lives: dict[str, int] = {}
         self._life_of: dict[Key, tuple[int, int]] = {}  # a request's number, and which life of it
         self._hashed: dict[tuple[int, int, int], int] = {}  # how often each page of a life was
+        self._begun = Counter[tuple[int, int, int]]()  # steps with the newest token, by `_place`
         self._since: dict[int, int] = {}  # slot in which a disturbance's rows were first seen
 
     # -- the model side ---------------------------------------------------------------------------
@@ -85,6 +90,9 @@ class ReplayedEngine(ReferenceEngine):
         self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
         """`Runner.execute`: the last recorded token of a request is EOS."""
+        for row in np.unique(rows.rows).tolist():
+            begun = self._place(row)
+            self._begun[begun] += begun[2] in rows.positions[rows.rows == row]
         chosen = []
         for i in sampled:
             request = self._current[self.coordinator.state.request_of(int(rows.rows[i])).request]
@@ -92,7 +100,8 @@ class ReplayedEngine(ReferenceEngine):
         output = KVConnectorOutput()
         if meta is not None:
             command = _COMMANDS.decode(meta)
-            keys = [self._key(t.transfer) for t in command.transfers]
+            copies: list[AnyTransfer] = [*command.transfers, *command.index_transfers]
+            keys = [self._key(copy.transfer) for copy in copies]
             messages = self._ranks.answer(command, keys)
             output = KVConnectorOutput(msgspec.msgpack.encode(messages))
             if self.hot_rows is not None and command.step != self.until_step:
@@ -102,15 +111,23 @@ class ReplayedEngine(ReferenceEngine):
         return np.array(chosen, dtype=np.int64), logits, output
 
     def proposed(self, row: int) -> list[int]:
-        """Drafts behind the newest token of request row `row`: where the log verified some behind
-        that token, as many, of which as many stand."""
-        request = self.coordinator.state.request_of(row)
-        recorded, at = self._current[request.request], self._lives[request.request]
-        start = len(self.live[request.key].tokens) - 1
+        """Drafts behind the newest token of request row `row`: as many as the log verified behind
+        that token, of which as many stand; the most there may be where it had no place for more."""
+        recorded = self._current[self.coordinator.state.request_of(row).request]
+        _, at, start = self._place(row)
         life = recorded.lives[at] if at < len(recorded.lives) else recorded.lives[-1]
-        planned, accepted = life.verified.get(start, (1, 1))
-        standing = [_token(recorded, start + 1 + i) for i in range(accepted - 1)]
-        return standing + [REJECTED] * (planned - accepted)
+        known = life.verified.get(start)
+        if known is None:
+            return []
+        told = known[min(self._begun[self._place(row)], len(known) - 1)]
+        most = self.coordinator.config.schedule.lookahead_rows if told.cut else 0
+        standing = [_token(recorded, start + 1 + i) for i in range(told.accepted - 1)]
+        return standing + [REJECTED] * (max(told.planned - 1, most) - len(standing))
+
+    def _place(self, row: int) -> tuple[int, int, int]:
+        """Of the request in `row`: its number, its life, and the row of its newest token."""
+        served = self.live[self.coordinator.state.request_of(row).key]
+        return (*self._life_of[served.key], len(served.tokens) - 1)
 
     def _numbers(self, rows: StepRows) -> dict[int, int]:
         names = self.coordinator.state.request_of
@@ -118,9 +135,12 @@ class ReplayedEngine(ReferenceEngine):
 
     def _key(self, transfer: int) -> CopyKey:
         state = self.coordinator.state
-        known = state.transfers[transfer]
-        number, life = self._life_of[state.request_of(known.row).key]
-        return (number, life, known.kind, known.entry)
+        known = state.transfers.get(transfer)
+        if known is not None:
+            return (*self._life_of[state.request_of(known.row).key], known.kind, known.entry)
+        page = state.suffix_copies[transfer]
+        kind = IndexPages.LOAD if page.load else IndexPages.STORE
+        return (*self._life_of[state.request_of(page.row).key], kind, page.entry)
 
     def page_hashes(self, served: Served, pages: int) -> list[bytes]:
         """The recorded hashes of this life, or of another one; else ones that nobody shares."""
@@ -142,6 +162,8 @@ class ReplayedEngine(ReferenceEngine):
         try:
             for _ in self._slots():
                 self._show(observe)
+            if any(message.slot == self.recording.steps for message in self.recording.messages):
+                self.connector.update_connector_output(self._output)  # it was shut down
         finally:
             self._show(observe)
 
@@ -157,6 +179,7 @@ class ReplayedEngine(ReferenceEngine):
         ticks: dict[int, list[TimeTold]] = {}
         for tick in recording.ticks:
             ticks.setdefault(tick.slot, []).append(tick)
+        told_until = max((m.slot for m in recording.memory if m.slot < recording.steps), default=-1)
         slot, at = 0, 0
         while True:
             due: list[tuple[int, Told]] = []
@@ -166,12 +189,14 @@ class ReplayedEngine(ReferenceEngine):
             due += [(d.seq, d) for d in pending if self._is_due(d, slot)]
             due += [(tick.seq, tick) for tick in ticks.get(slot, [])]
             due += [(reset.seq, reset) for reset in recording.resets if reset.slot == slot]
+            due += [(memory.seq, memory) for memory in recording.memory if memory.slot == slot]
             for _, told in sorted(due, key=lambda item: item[0]):
                 self._tell(told)
             pending = [d for d in pending if (d.seq, d) not in due and not self._is_over(d)]
             pinned = any(d.slot is not None for d in pending)
             left = at < len(arrivals) or pinned or self.live or state.requests
-            if not left or state.step == self.until_step:
+            untold = slot <= told_until  # of memory: by the command of the step that follows
+            if not (left or untold) or state.step == self.until_step:
                 break
             if slot >= recording.steps and slot not in ticks:
                 self._tick_on(recording.ticks)
@@ -184,6 +209,11 @@ class ReplayedEngine(ReferenceEngine):
             self.coordinator.tick(told.now_us)
         elif isinstance(told, CachesReset):
             self.coordinator.reset_prefix_cache()  # not where it is held: as the engine was told
+        elif isinstance(told, MemoryTold):
+            if told.level:
+                self.coordinator.sleep(told.level)  # nor this
+            else:
+                self.coordinator.wake_up()
         elif isinstance(told, RecordedRequest):
             self._current[told.request], self._lives[told.request] = told, 0
             prompt = np.zeros(told.prompt_tokens, dtype=np.int64)
@@ -198,9 +228,13 @@ class ReplayedEngine(ReferenceEngine):
         if not told.preempts:
             self.abort(served)
         elif self.coordinator.state.requests[served.key].live:
-            self._lives[served.request] += 1
             self.preempt(served)
-            self._life_of[served.key] = (told.number, self._lives[served.request])
+
+    def _requeue(self, served: Served) -> None:
+        name = served.request
+        self._lives[name] += 1
+        super()._requeue(served)
+        self._life_of[served.key] = (self._current[name].number, self._lives[name])
 
     def _tick_on(self, ticks: list[TimeTold]) -> None:
         """Beyond the recorded steps, time goes on as it did in the last of them."""

@@ -83,11 +83,6 @@ class Study:
         events: Callable[[], Iterable[Logged]],
         selections: Selections | None = None,
     ) -> None:
-        if config.suffix_pages:
-            raise UsageError(
-                f"the log was recorded with suffix.name={config.suffix.name!r}: what-if knows no "
-                "copies of indexer pages yet, and cannot decide it again"
-            )
         self.config = config
         self._events = events
         self.recording = Recording(config.pools.page_size)

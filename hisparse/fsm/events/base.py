@@ -11,7 +11,13 @@ Hashes = tuple[bytes, ...]
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Base of all events. `cause` is the seq of what led to this one (0: nothing in the log)."""
+    """Base of all events. `cause` is the seq of what led to this one (0: nothing in the log).
+
+    `is_input`: what only somebody else could say, and a fold needs nobody to say again: client,
+    engine, rank, clock, the log's writer, a policy or suffix source that was asked. These answers
+    have the question's cause; others have none, or else (an abort, a preemption) the scheduler said
+    it for them.
+    """
 
     is_input: ClassVar[bool] = False
     cause: int

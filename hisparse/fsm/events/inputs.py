@@ -1,4 +1,4 @@
-"""Inputs, kinds 1..19: what the scheduler was told, and what it chose."""
+"""Inputs, kinds 1..19: what the scheduler was told, and what it was answered when it asked."""
 
 from __future__ import annotations
 
