@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -32,9 +32,9 @@ from hisparse.engine.what_if.study import Study, Variant
 from hisparse.errors import ConfigError, LogError, UsageError
 from hisparse.fsm.codec import UnknownEvent
 from hisparse.fsm.events import Event, LogGap
+from hisparse.kv.policies import names, resolve
 
 VARIANTS_MAX = 500
-POLICIES: tuple[str, ...] = get_args(PolicyConfig.model_fields["name"].annotation)
 SIZES: dict[str, tuple[str, type]] = {  # option: path in the configuration, type
     "host_pool_gib": ("pools.host_pool_gib", float),
     "gpu_blocks": ("pools.gpu_blocks", int),
@@ -60,7 +60,7 @@ def _size(flag: str, text: str, metavar: str = "N[,N…]") -> Callable[[Any], An
 )  # fmt: skip
 @click.option(
     "--policy", "policies", multiple=True, metavar="FILE|NAME",
-    help="Policy: a JSON or TOML file with fields of the config's `policy`, or a name.",
+    help="A JSON or TOML file with fields of the config's `policy`, a name, or module:Class.",
 )  # fmt: skip
 @_size("--host-pool-gib", "Host tier, GiB.", "G[,G…]")
 @_size("--gpu-blocks", "Blocks of the packed GPU pool.")
@@ -94,6 +94,12 @@ def what_if(
     """
     given = {name: _values(name, texts) for name, texts in sizes.items() if texts}
     history = open_history(directory)
+    own = history.config.policy.name
+    if ":" in own and own not in policies:  # a log does not say which code runs here
+        raise UsageError(
+            f"the log names policy {own}, which is code of its own: say --policy {own} too, to "
+            "have it imported"
+        )
     selections = read_selections(directory)
     if "hot_rows" in given and selections is None:
         raise UsageError(
@@ -209,16 +215,18 @@ def _combinations(
 
 
 def _policy(given: str) -> dict[str, Any]:
-    """Fields by path of a policy file, or of a policy's name. Raises ConfigError."""
-    if given in POLICIES:
-        return {"policy.name": given}
+    """Fields by path of a policy file, of a policy's name or of its class. Raises ConfigError."""
     path = Path(given)
+    if given in names() or (":" in given and not path.exists()):
+        resolve(given)
+        return {"policy.name": given}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
         raise ConfigError(
-            f"--policy {given}: {why}; give a JSON or TOML file, or one of {', '.join(POLICIES)}"
+            f"--policy {given}: {why}; give a JSON or TOML file, module:Class, or one of "
+            f"{', '.join(names())}"
         ) from None
     try:
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

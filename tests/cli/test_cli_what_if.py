@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 from cli_case import SMALL, call, call_process, error_of, report_of
@@ -115,6 +116,19 @@ def test_a_policy_file_changes_the_fields_that_it_names(log, tmp_path, name, tex
     assert rows[f"policy {path}"]["changes"] == {"policy.watermark_blocks": 3}
     assert rows[f"policy {path}"]["first_difference_seq"] is not None
     assert rows["policy hybrid"]["first_difference_seq"] is None, "it was that all along"
+
+
+def test_a_class_of_ones_own_is_tried_and_one_that_the_log_names_is_not_imported(
+    tmp_path, clean, log
+):
+    own = "hisparse.kv.policies:LeastRecentlyUsed"
+    assert figures(log, "--policy", own)[f"policy {own}"]["changes"] == {"policy.name": own}
+    config, events = clean
+    policy = config.policy.model_copy(update={"name": "this:Poem"})
+    foreign = write_log(tmp_path / "log", config.model_copy(update={"policy": policy}), events)
+    result = call("what-if", foreign)
+    assert result.exit_code == 2 and "say --policy this:Poem too" in result.stderr
+    assert "this" not in sys.modules
 
 
 def test_a_dropped_input_is_left_out_from_there_on(log, clean):
