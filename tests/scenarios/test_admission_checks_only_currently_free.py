@@ -77,7 +77,7 @@ def refused_unasked(config, events):
 
 def test_in_any_world_reclaiming_comes_before_a_wait_and_a_wait_has_a_name():
     waits = 0
-    for seed in range(8):
+    for seed in range(5):
         world = Simulation(seed, requests=8)
         assert world.run().violation is None
         assert not refused_unasked(world.config, world.log.read(1))

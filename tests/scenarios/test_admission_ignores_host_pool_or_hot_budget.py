@@ -87,7 +87,7 @@ def test_a_hot_region_and_indexer_blocks_are_promised_before_they_are_needed():
     assert len(rig.state.requests[key].reserved) == 15
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(
     st.integers(14, 60),
     st.integers(16, 80),

@@ -56,7 +56,7 @@ def test_an_acknowledgement_of_another_generation_settles_nothing():
     assert not rig.events(ev.TransferCompleted) and not rig.events(ev.TransferFailed)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.permutations(["old 0", "old 1", "new 0", "new 1", "finish", "retire"]), st.data())
 def test_in_every_order_each_copy_settles_once_and_everything_comes_back(order, data):
     rig, _, first, new, second = two_lives()

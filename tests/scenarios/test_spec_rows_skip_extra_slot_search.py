@@ -46,4 +46,4 @@ def test_a_row_reads_the_drafts_before_it_in_its_own_step():
             assert np.array_equal(data[i][kept], row_bytes(tags[chosen[kept]], layer, 32))
     replica.coordinator.abort("q", epoch)
     replica.drain()
-    replica.close()
+    replica.shutdown()
