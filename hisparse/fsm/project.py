@@ -7,6 +7,7 @@ Request ids, hashes, tokens and logical pages stay behind; rows, entries and phy
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import repeat
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockTrigger, PageTrigger
@@ -17,6 +18,7 @@ from hisparse.fsm.wire import (
     SparseKVPageTransfer,
     Table,
     TableUpdate,
+    TransferKind,
 )
 
 FREED = (
@@ -154,16 +156,14 @@ class Projection:
         self.index_copies += [IndexCopy(*run) for run in runs]
 
     def _copy_pages(self, e: ev.TransferPinned) -> None:
-        if e.kind is not e.kind.RESTORE:
-            places = [(row, entry) for (row, _), entry in zip(e.owners(), e.entries, strict=True)]
-            self._set_places(Table.HOST, places, e.pages)
-        columns = (e.owners(), e.transfers, e.blocks, e.block_epochs, e.pages, e.page_epochs)
-        self.transfers += [
-            SparseKVPageTransfer(ident, epoch, e.kind, block, block_epoch, page, page_epoch)
-            for (_, epoch), ident, block, block_epoch, page, page_epoch in zip(
-                *columns, strict=True
-            )
-        ]
+        if e.kind is not TransferKind.RESTORE:
+            rows = e.rows or repeat(e.row, len(e.entries))
+            self._set_places(Table.HOST, zip(rows, e.entries, strict=True), e.pages)
+        epochs = e.request_epochs or repeat(e.epoch)
+        self.transfers += map(
+            SparseKVPageTransfer,
+            e.transfers, epochs, repeat(e.kind), e.blocks, e.block_epochs, e.pages, e.page_epochs,
+        )  # fmt: skip
 
     def command(self, worker_epoch: int, from_seq: int, to_seq: int) -> SparseKVOffloadCommand:
         """The command for everything taken in so far."""

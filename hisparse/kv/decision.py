@@ -11,23 +11,22 @@ from collections.abc import Generator
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from hisparse.fsm.columns import I64, ints
+from hisparse.fsm.columns import I64, Bools, ints
 from hisparse.fsm.events import Event
 
 T = TypeVar("T")
 Decision = Generator[Event, int, T]
 __all__ = ["I64", "Bools", "Decision", "T", "ints", "spans"]
-Bools = npt.NDArray[np.bool_]
 
 
 def spans(rows: I64, first: I64, end: I64) -> tuple[I64, I64]:
     """Entries ``[first[i], end[i])`` of each `rows[i]`, flat: (rows, entries)."""
     counts = end - first
-    if not np.count_nonzero(counts):
+    kinds = set(counts.tolist())
+    if kinds <= {0}:
         return rows[:0], first[:0]
-    if not np.count_nonzero(counts != 1):
+    if kinds == {1}:
         return rows, first
     starts = np.cumsum(counts) - counts  # where each row's entries begin among all
     within = np.arange(int(counts.sum())) - np.repeat(starts, counts)

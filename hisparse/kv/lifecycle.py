@@ -53,7 +53,7 @@ def seal_pages(state: State, rows: I64, first: I64, cause: int) -> Decision[None
 def _is_dirty(state: State, rows: I64 | int, entries: I64) -> Bools:
     """Which of these pages exist on the GPU alone and have no copy planned."""
     blocks = state.table(Table.RESIDENT)[rows, entries]
-    dirty: Bools = (blocks != 0) & (state.blocks.state[blocks] == DIRTY)
+    dirty: Bools = state.blocks.state[blocks] == DIRTY  # the null block is always FREE
     return dirty
 
 

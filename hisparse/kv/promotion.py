@@ -40,11 +40,11 @@ DURABLE = (PageState.COMPLETED, PageState.PUBLISHED)
 
 def promote(state: State, cause: int) -> Decision[None]:
     """Bring pages back, a few a step, and give back hot regions that nothing is read through."""
-    hot = state.rows.live & (state.rows.hot > 0)
-    if state.step < state.promotion_held_until or not np.count_nonzero(hot):
+    if state.step < state.promotion_held_until or not np.count_nonzero(state.rows.hot):
         return
     if state.rewinding:
         return  # what a request holds beyond its rows is not of its pages
+    hot = state.rows.live & (state.rows.hot > 0)
     policy = policy_of(state)
     if policy.host_first:
         return

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hisparse.errors import UsageError
-from hisparse.fsm.columns import bound, ids
+from hisparse.fsm.columns import bound, ids, some
 from hisparse.fsm.machines import RequestState
 from hisparse.fsm.state import Request, State
 from hisparse.kv.decision import I64
@@ -60,7 +60,7 @@ def growth(state: State, rows: Rows, wanted: Rows) -> tuple[I64, I64]:
     at, more = _columns(state, rows, wanted)
     held = state.rows
     wrong = ~held.live[at] | (held.computed[at] + more > held.limit[at]) | (more < 0)
-    if np.count_nonzero(wrong):
+    if some(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
             f"request row {at[i]} wants {more[i]} rows: it is "
@@ -80,7 +80,7 @@ def plan(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:
     wrong = ~held.live[at] | (planned < 1) | (planned > room) | (held.planned[at] > computed)
     if state.rewinding:
         wrong |= rewinding(state, at)
-    if np.count_nonzero(wrong):
+    if some(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
             f"plan_step: request row {at[i]} plans {planned[i]} rows: it is "
@@ -114,19 +114,21 @@ def computed(
     if state.rewinding:  # what was under way may have read what is lost
         accepted = np.where(rewinding(state, at), 0, accepted)
     held = state.rows
-    kept = held.live[at] | ~held.used[at]  # else its request ended while the step was under way
+    ended = ~held.live[at]
     before = held.computed[at]
     under_way = held.planned[at] - before
     wrong = (held.last_step[at] != step) | (accepted < 0) | (accepted > under_way)
-    wrong &= kept
-    if np.count_nonzero(wrong):
+    if some(ended):  # while the step was under way; a row that is not in use never was in it
+        ended &= held.used[at]
+        wrong &= ~ended
+    if some(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
             f"rows_computed({step}): row {at[i]} accepts {accepted[i]} rows, planned {under_way[i]}"
         )
     if page_hashes:
         _hashes(state, at, before + accepted, page_hashes)
-    return (at, accepted) if np.count_nonzero(kept) == len(at) else (at[kept], accepted[kept])
+    return (at[~ended], accepted[~ended]) if some(ended) else (at, accepted)
 
 
 def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, bytes]]) -> None:
@@ -134,19 +136,18 @@ def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, 
     made: dict[int, int] = {}
     for row, _ in page_hashes:
         made[row] = made.get(row, 0) + 1
-    whole = np.full(len(state.rows.used), -1)
-    whole[at] = after // state.page_size
-    strangers = [row for row in made if not 0 <= row < len(whole) or whole[row] < 0]
+    above = np.zeros(len(state.rows.used), dtype=np.int64)  # one above the rows computed
+    above[at] = after + 1
+    strangers = [row for row in made if not 0 <= row < len(above) or not above[row]]
     if strangers:
         raise UsageError(f"page hashes of rows {sorted(strangers)}, not of this step")
     rewound = {state.requests[key].row for key in state.rewinding}
     for row, more in made.items():
         if state.rows.live[row] and row not in rewound:
             hashes = len(state.request_of(row).hashes) + more
-            if hashes > whole[row]:
-                raise UsageError(
-                    f"request row {row}: {hashes} page hashes for {whole[row]} whole pages"
-                )
+            whole = (int(above[row]) - 1) // state.page_size
+            if hashes > whole:
+                raise UsageError(f"request row {row}: {hashes} page hashes for {whole} whole pages")
 
 
 def _columns(state: State, rows: Rows, counts: Rows) -> tuple[I64, I64]:

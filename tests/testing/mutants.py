@@ -21,6 +21,7 @@ from hisparse.fsm import fold, project
 from hisparse.fsm.evolve import blocks as evolve_blocks
 from hisparse.fsm.evolve import pages as evolve_pages
 from hisparse.fsm.evolve import suffix as evolve_suffix
+from hisparse.fsm.machine import columns
 from hisparse.fsm.machines import HOST_PAGE, BlockTrigger, PageState, PageTrigger
 from hisparse.fsm.wire import Table
 from hisparse.kv import (
@@ -80,7 +81,7 @@ def publish_at_enqueue() -> Iterator[None]:
         COMPLETED = PageState.ENQUEUED
 
     with (
-        mock.patch.object(HOST_PAGE, "table", table),
+        mock.patch.object(HOST_PAGE, "columns", columns(table)),
         mock.patch.object(acknowledgements, "_replace_spilled", eager),
     ):
         yield

@@ -32,12 +32,16 @@ TO_FREE = (
 )
 
 
-def check_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:
+def check_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: Ints) -> None:
     """Every id must come with the epoch that the state holds. Raises StaleEpoch."""
-    wrong = columns[at] != epochs
-    if np.count_nonzero(wrong):
-        i = int(np.argmax(wrong))
-        raise StaleEpoch(f"{what} {at[i]} has epoch {columns[at[i]]}, the event names {epochs[i]}")
+    held = columns[at].tolist()
+    if held != list(epochs):
+        i = _first_other(held, epochs)
+        raise StaleEpoch(f"{what} {at[i]} has epoch {held[i]}, the event names {epochs[i]}")
+
+
+def _first_other(left: Sequence[int], right: Sequence[int]) -> int:
+    return next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
 
 
 def move_blocks(state: State, blocks: I64, trigger: BlockTrigger) -> None:
@@ -45,15 +49,15 @@ def move_blocks(state: State, blocks: I64, trigger: BlockTrigger) -> None:
     BLOCK_LEASE.apply(b.state, blocks, trigger, epochs=b.epoch, seq=state.seq + 1)
 
 
-def raise_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: I64) -> None:
+def raise_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: Ints) -> None:
     """Reuse begins a new epoch, exactly one above the last. Raises StaleEpoch."""
-    wrong = columns[at] != epochs - 1
-    if np.count_nonzero(wrong):
-        i = int(np.argmax(wrong))
+    raised = columns[at] + 1
+    if raised.tolist() != list(epochs):
+        i = _first_other(raised.tolist(), epochs)
         raise StaleEpoch(
             f"{what} {at[i]} is given out under epoch {epochs[i]}, its last was {columns[at[i]]}"
         )
-    columns[at] = epochs
+    columns[at] = raised
 
 
 def free_blocks(state: State, blocks: I64) -> None:
@@ -78,7 +82,7 @@ def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
     rows = ids(e.rows) if e.rows else np.full(n, e.row)
     entries = ids(e.entries) if e.rows else np.arange(e.entry, e.entry + n)
     move_blocks(state, blocks, BlockTrigger.reserved)
-    raise_epochs("block", b.epoch, blocks, ids(e.epochs))
+    raise_epochs("block", b.epoch, blocks, e.epochs)
     b.free.remove(blocks)
     b.role[blocks] = e.role
     b.refs[blocks] = 1
@@ -89,7 +93,7 @@ def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
 
 def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
     blocks, b = ids(e.blocks), state.blocks
-    check_epochs("block", b.epoch, blocks, ids(e.epochs))
+    check_epochs("block", b.epoch, blocks, e.epochs)
     assert (b.role[blocks] == e.role).all(), "a block keeps its role to the end of its epoch"
     cached = blocks[b.refs[blocks] == 0]
     move_blocks(state, cached, BlockTrigger.adopted)
@@ -166,7 +170,7 @@ def blocks_written(state: State, rows: I64, starts: I64, ends: I64) -> None:
 
 def blocks_evicted(state: State, e: ev.BlocksEvicted, seq: int) -> None:
     blocks = ids(e.blocks)
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    check_epochs("block", state.blocks.epoch, blocks, e.epochs)
     move_blocks(state, blocks, BlockTrigger.evicted)
     state.blocks.cached.remove(blocks)
     free_blocks(state, blocks)
@@ -174,14 +178,14 @@ def blocks_evicted(state: State, e: ev.BlocksEvicted, seq: int) -> None:
 
 def blocks_sealed(state: State, e: ev.BlocksSealed, seq: int) -> None:
     blocks = ids(e.blocks)
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    check_epochs("block", state.blocks.epoch, blocks, e.epochs)
     assert (state.blocks.role[blocks] == BlockRole.INDEX).all(), "only index blocks are sealed"
     move_blocks(state, blocks, BlockTrigger.sealed)
 
 
 def blocks_reopened(state: State, e: ev.RequestRewound) -> None:
     blocks = ids(e.blocks)
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    check_epochs("block", state.blocks.epoch, blocks, e.epochs)
     assert (state.blocks.role[blocks] == BlockRole.INDEX).all(), "only index blocks are reopened"
     assert (state.blocks.refs[blocks] == 1).all(), "a shared block is not written again"
     move_blocks(state, blocks, BlockTrigger.reopened)
@@ -189,7 +193,7 @@ def blocks_reopened(state: State, e: ev.RequestRewound) -> None:
 
 def blocks_released(state: State, e: ev.BlocksReleased, seq: int) -> None:
     blocks = ids(e.blocks)
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    check_epochs("block", state.blocks.epoch, blocks, e.epochs)
     _check_held(state, e.role, e)
     _leave(state, e.role, e.row, ids(e.entries), blocks)
     _unowned(state, e.trigger, blocks)
@@ -197,7 +201,7 @@ def blocks_released(state: State, e: ev.BlocksReleased, seq: int) -> None:
 
 def pages_spilled(state: State, e: ev.PagesSpilled, seq: int) -> None:
     blocks, entries = ids(e.blocks), ids(e.entries)
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.epochs))
+    check_epochs("block", state.blocks.epoch, blocks, e.epochs)
     _check_held(state, BlockRole.RESIDENT, e)
     assert state.table(Table.HOST)[e.row, entries].all(), "a spilled page has no host page"
     assert state.request_of(e.row).hot is HotState.LEASED, "no page leaves without a hot region"
@@ -227,7 +231,7 @@ def _unowned(state: State, trigger: BlockTrigger | None, blocks: I64) -> None:
 
 def index_pages_copied(state: State, e: ev.IndexPagesCopied, seq: int) -> None:
     request, per_block = state.request_of(e.row), state.index_pages_per_block
-    check_epochs("block", state.blocks.epoch, ids(e.sources), ids(e.source_epochs))
+    check_epochs("block", state.blocks.epoch, ids(e.sources), e.source_epochs)
     move_blocks(state, np.unique(ids(e.blocks)), BlockTrigger.written)
     entry_of = {int(b): i for i, b in enumerate(state.table(Table.INDEX)[e.row]) if b}
     for block, slot in zip(e.blocks, e.slots, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import repeat
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from hisparse.fsm.machines import (
 from hisparse.fsm.state import State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 
-RESTORE, SPILL = TransferKind.RESTORE, TransferKind.SPILL  # looked up once a copy
+# What is looked up once a copy.
+RESTORE, SPILL = TransferKind.RESTORE, TransferKind.SPILL
+STATES = tuple(TransferState)
 
 
 def move_pages(state: State, pages: I64, trigger: PageTrigger) -> None:
@@ -33,7 +36,7 @@ def move_pages(state: State, pages: I64, trigger: PageTrigger) -> None:
 def host_pages_reserved(state: State, e: ev.HostPagesReserved, seq: int) -> None:
     pages, p = ids(e.pages), state.pages
     move_pages(state, pages, PageTrigger.reserved)
-    raise_epochs("host page", p.epoch, pages, ids(e.epochs))
+    raise_epochs("host page", p.epoch, pages, e.epochs)
     p.free.remove(pages)
     p.refs[pages] = 1
     p.partner[pages] = 0
@@ -42,7 +45,7 @@ def host_pages_reserved(state: State, e: ev.HostPagesReserved, seq: int) -> None
 
 def prefix_leased(state: State, e: ev.PrefixLeased, seq: int) -> None:
     pages, p = ids(e.pages), state.pages
-    check_epochs("host page", p.epoch, pages, ids(e.epochs))
+    check_epochs("host page", p.epoch, pages, e.epochs)
     assert (p.state[pages] == PageState.PUBLISHED).all(), "a prefix names only published pages"
     p.evictable.remove(pages[p.refs[pages] == 0])
     p.refs[pages] += 1
@@ -52,7 +55,7 @@ def prefix_leased(state: State, e: ev.PrefixLeased, seq: int) -> None:
 
 def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None:
     pages, p = ids(e.pages), state.pages
-    check_epochs("host page", p.epoch, pages, ids(e.epochs))
+    check_epochs("host page", p.epoch, pages, e.epochs)
     request = state.request_of(e.row)
     _check_tokens(state, e, seq)
     p.refs[pages] -= 1
@@ -86,7 +89,7 @@ def _check_tokens(state: State, e: ev.HostPagesReleased, seq: int) -> None:
 
 def host_pages_evicted(state: State, e: ev.HostPagesEvicted, seq: int) -> None:
     pages, p = ids(e.pages), state.pages
-    check_epochs("host page", p.epoch, pages, ids(e.epochs))
+    check_epochs("host page", p.epoch, pages, e.epochs)
     move_pages(state, pages, PageTrigger.evicted)
     p.evictable.remove(pages)
     for page in e.pages:
@@ -104,9 +107,9 @@ def _free_pages(state: State, pages: I64) -> None:
 
 def pages_published(state: State, e: ev.PagesPublished, seq: int) -> None:
     p = state.pages
-    kept = ids([page for page in e.pages if page])
-    check_epochs("host page", p.epoch, ids(e.pages), ids(e.epochs))
-    move_pages(state, kept, PageTrigger.published)
+    pages = ids(e.pages)
+    check_epochs("host page", p.epoch, pages, e.epochs)
+    move_pages(state, pages[pages != 0] if 0 in e.pages else pages, PageTrigger.published)
     for page, page_hash in zip(e.pages, e.page_hashes, strict=True):
         assert (page_hash in state.prefix) == (page == 0), "one published page a prefix"
         if page:
@@ -122,13 +125,14 @@ def pages_published(state: State, e: ev.PagesPublished, seq: int) -> None:
 
 
 def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
-    blocks, pages, owners = ids(e.blocks), ids(e.pages), e.owners()
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.block_epochs))
-    check_epochs("host page", state.pages.epoch, pages, ids(e.page_epochs))
+    blocks, pages = ids(e.blocks), ids(e.pages)
+    check_epochs("block", state.blocks.epoch, blocks, e.block_epochs)
+    check_epochs("host page", state.pages.epoch, pages, e.page_epochs)
     assert e.readers and not e.readers & ~e.writers, "every reading rank writes its own copy"
-    rows, entries = ids(e.rows) if e.rows else np.full(len(blocks), e.row), ids(e.entries)
+    owners, epochs = e.rows or (e.row,) * len(blocks), e.request_epochs or repeat(e.epoch)
+    rows, entries = ids(owners), ids(e.entries)
     resident, host = state.table(Table.RESIDENT), state.table(Table.HOST)
-    assert not np.count_nonzero(resident[rows, entries] != blocks), (
+    assert resident[rows, entries].tolist() == list(e.blocks), (
         "a transfer names the block of another entry"
     )
     if e.kind is RESTORE:
@@ -142,26 +146,25 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
         host[rows, entries] = pages
         if e.kind is SPILL:
             np.add.at(state.rows.spilling, rows, 1)
-    parts = (owners, e.transfers, e.entries, e.blocks, e.block_epochs, e.pages, e.page_epochs)
     first = state.next_transfer
     state.next_transfer += len(e.transfers)
     assert e.transfers == tuple(range(first, state.next_transfer)), (
         "transfer ids count up and are never reused"
     )
-    for (row, epoch), ident, entry, block, block_epoch, page, page_epoch in zip(
-        *parts, strict=True
-    ):
+    made = map(
+        Transfer,
+        e.transfers, epochs, repeat(e.kind), owners, e.entries, e.blocks, e.block_epochs, e.pages,
+        e.page_epochs, repeat(e.readers), repeat(e.writers), repeat(seq),
+    )  # fmt: skip
+    state.transfers.update(zip(e.transfers, made, strict=True))
+    for row in owners:
         state.request_of(row).in_flight += 1
-        state.transfers[ident] = Transfer(
-            ident, epoch, e.kind, row, entry, block, block_epoch, page, page_epoch,
-            e.readers, e.writers, seq,
-        )  # fmt: skip
 
 
-def _fill_reservations(state: State, e: ev.TransferPinned, owners: list[tuple[int, int]]) -> None:
+def _fill_reservations(state: State, e: ev.TransferPinned, owners: ev.Ints) -> None:
     """Copies to the host take their pages from the reservations of their requests."""
     filled: dict[int, list[int]] = {}
-    for (row, _), page in zip(owners, e.pages, strict=True):
+    for row, page in zip(owners, e.pages, strict=True):
         filled.setdefault(row, []).append(page)
     for row, pages in filled.items():
         reserved = state.request_of(row).reserved
@@ -174,18 +177,16 @@ def _move_transfers(moved: list[Transfer], trigger: TransferTrigger, seq: int) -
     for t in moved:
         if t.state is not before:  # mostly all are in one state
             before = t.state
-            after = TransferState(
-                TRANSFER.next(before, trigger, t.transfer, epoch=t.epoch, seq=seq)
-            )
+            after = STATES[TRANSFER.next(before, trigger, t.transfer, epoch=t.epoch, seq=seq)]
         assert after is not None
         t.state = after
 
 
 def transfer_enqueued(state: State, e: ev.TransferEnqueued, seq: int) -> None:
-    moved = [state.transfers[ident] for ident in e.transfers]
+    moved, bit = [state.transfers[ident] for ident in e.transfers], 1 << e.rank
     for t in moved:
-        assert t.readers >> e.rank & 1 and not t.enqueued >> e.rank & 1, (t, e.rank)
-        t.enqueued |= 1 << e.rank
+        assert t.readers & bit and not t.enqueued & bit, (t, e.rank)
+        t.enqueued |= bit
         assert e.last == (t.enqueued == t.readers), "the quorum decides, not the event"
     trigger = TransferTrigger.enqueued_last if e.last else TransferTrigger.enqueued_partial
     _move_transfers(moved, trigger, seq)
@@ -196,10 +197,10 @@ def transfer_enqueued(state: State, e: ev.TransferEnqueued, seq: int) -> None:
 
 
 def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
-    moved = [state.transfers[ident] for ident in e.transfers]
+    moved, bit = [state.transfers[ident] for ident in e.transfers], 1 << e.rank
     for t in moved:
-        assert t.writers >> e.rank & 1 and not t.completed >> e.rank & 1, (t, e.rank)
-        t.completed |= 1 << e.rank
+        assert t.writers & bit and not t.completed & bit, (t, e.rank)
+        t.completed |= bit
         assert e.last == (t.completed == t.writers), "the quorum decides, not the event"
     trigger = TransferTrigger.completed_last if e.last else TransferTrigger.completed_partial
     _move_transfers(moved, trigger, seq)
@@ -215,7 +216,8 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
         for t in restored:
             state.pages.refs[t.page] -= 1
     _settle(state, moved)
-    for row, copies in sorted(Counter(t.row for t in moved if t.is_read).items()):
+    read = [t.row for t in moved if t.kind is RESTORE or not t.holds_block]  # `is_read`
+    for row, copies in sorted(Counter(read).items()) if read else ():
         state.rows.unsettled[row] -= copies
         assert state.rows.unsettled[row] >= 0, f"row {row}: more copies settled than were read"
         if state.rows.unsettled[row] == 0:

@@ -6,7 +6,7 @@ import numpy as np
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
-from hisparse.fsm.columns import I64, ids
+from hisparse.fsm.columns import I64, ids, same, some
 from hisparse.fsm.machines import REQUEST, RequestTrigger
 from hisparse.fsm.state import Request, State
 from hisparse.fsm.wire import Table
@@ -51,14 +51,16 @@ def step_planned(
     """`at`, `starts` and `ends` are the event's columns."""
     assert e.step == state.step + 1, (e.step, state.step)
     rows = state.rows
-    wrong = ~rows.live[at] | (ends <= starts)
-    assert not np.count_nonzero(wrong), f"step {e.step} plans a row that is not live"
-    wrong = (starts != rows.computed[at]) | (starts != rows.planned[at])
-    assert not np.count_nonzero(wrong), (
+    assert not some(~rows.live[at] | (ends <= starts)), (
+        f"step {e.step} plans a row that is not live"
+    )
+    assert same(starts, rows.computed[at]) and same(starts, rows.planned[at]), (
         f"step {e.step} plans {e.starts} of rows {e.rows}, computed {rows.computed[at]} (seq {seq})"
     )
-    for row in at[starts < rows.prompt[at]].tolist():
-        move(state.request_of(row), RequestTrigger.prefilled, seq)
+    prefill = starts < rows.prompt[at]
+    if some(prefill):
+        for row in at[prefill].tolist():
+            move(state.request_of(row), RequestTrigger.prefilled, seq)
     rows.planned[at] = ends
     rows.last_step[at] = e.step
     state.step = e.step
@@ -70,19 +72,22 @@ def rows_computed(state: State, e: ev.RowsComputed, seq: int) -> None:
         state.request_of(row).hashes.append(page_hash)
     before = rows.computed[at]
     after = before + ids(e.counts)
-    assert not np.count_nonzero((after < before) | (after > rows.planned[at])), (
+    assert not some((after < before) | (after > rows.planned[at])), (
         f"step {e.step} accepts {e.counts} of rows {e.rows}, planned {rows.planned[at]} (seq {seq})"
     )
     rows.computed[at] = rows.planned[at] = after
     prompts = rows.prompt[at]
-    for row in at[(before < prompts) & (prompts <= after)].tolist():
-        move(state.request_of(row), RequestTrigger.decoded, seq)
-    certain = rows.unsettled[at] == 0
-    sealed = certain & (before // state.page_size < after // state.page_size)
-    certain &= ~sealed
-    rows.confirmed[at[certain]] = after[certain]
+    prefill = before < prompts
+    if some(prefill):
+        for row in at[prefill & (prompts <= after)].tolist():
+            move(state.request_of(row), RequestTrigger.decoded, seq)
+    sealed = before // state.page_size < after // state.page_size
+    if np.count_nonzero(rows.unsettled):
+        certain = rows.unsettled[at] == 0
+        at, after, sealed = at[certain], after[certain], sealed[certain]
     for row in at[sealed].tolist():
         confirm_rows(state, row)
+    rows.confirmed[at] = after
 
 
 def confirm_rows(state: State, row: int) -> None:

@@ -30,7 +30,7 @@ def _move(state: State, pages: I64, *triggers: PageTrigger) -> None:
 def suffix_pinned(state: State, e: ev.SuffixPinned, seq: int) -> None:
     blocks, pages, entries = ids(e.blocks), ids(e.suffixes), ids(e.entries)
     request, per_block = state.request_of(e.row), state.index_pages_per_block
-    check_epochs("block", state.blocks.epoch, blocks, ids(e.block_epochs))
+    check_epochs("block", state.blocks.epoch, blocks, e.block_epochs)
     table = state.table(Table.INDEX)[e.row]
     assert (table[entries // per_block] == blocks).all(), "a copy names the block of another entry"
     assert (entries % per_block == ids(e.slots)).all(), "a copy names the slot of another page"
@@ -56,7 +56,7 @@ def suffix_pinned(state: State, e: ev.SuffixPinned, seq: int) -> None:
 
 def _lease(state: State, e: ev.SuffixPinned, request: Request, pages: I64) -> None:
     tier = state.suffix
-    check_epochs("suffix page", tier.epoch, pages, ids(e.suffix_epochs))
+    check_epochs("suffix page", tier.epoch, pages, e.suffix_epochs)
     assert (tier.state[pages] == PageState.PUBLISHED).all(), "only stored pages are loaded"
     for page, entry in zip(e.suffixes, e.entries, strict=True):
         assert tier.hash_of[page] == request.hashes[entry], f"suffix page {page} is another's"
@@ -67,7 +67,7 @@ def _lease(state: State, e: ev.SuffixPinned, request: Request, pages: I64) -> No
 def _reserve(state: State, e: ev.SuffixPinned, request: Request, pages: I64) -> None:
     tier = state.suffix
     _move(state, pages, PageTrigger.reserved, PageTrigger.pinned)
-    raise_epochs("suffix page", tier.epoch, pages, ids(e.suffix_epochs))
+    raise_epochs("suffix page", tier.epoch, pages, e.suffix_epochs)
     tier.free.remove(pages)
     for page, entry in zip(e.suffixes, e.entries, strict=True):
         page_hash = request.hashes[entry]
@@ -134,7 +134,7 @@ def _give_back(state: State, copy: SuffixCopy) -> None:
 
 def suffix_evicted(state: State, e: ev.SuffixEvicted, seq: int) -> None:
     pages, tier = ids(e.suffixes), state.suffix
-    check_epochs("suffix page", tier.epoch, pages, ids(e.suffix_epochs))
+    check_epochs("suffix page", tier.epoch, pages, e.suffix_epochs)
     _move(state, pages, PageTrigger.evicted)
     tier.evictable.remove(pages)
     _forget(state, pages)
