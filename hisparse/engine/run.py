@@ -14,16 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hisparse.config import (
-    HiSparseConfig,
-    LogConfig,
-    PolicyConfig,
-    PoolConfig,
-    ScheduleConfig,
-    SuffixConfig,
-    ceil_div,
-    check_capacity,
-)
+from hisparse.config import HiSparseConfig, LogConfig, ceil_div
+from hisparse.config_check import checked_config
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
@@ -70,34 +62,33 @@ def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSpar
 
     Without `gpu_blocks` the pool is the smallest in which the longest request fits all-resident.
     """
-    layout, page_size = model.layout, config.page_size
-    policy = PolicyConfig(
-        name=config.policy,
-        write_back=config.write_back,
-        top_k=config.top_k,
-        hot_rows=config.hot_rows,
-    )
-    schedule = ScheduleConfig(max_model_len=longest, lookahead_rows=config.spec)
 
-    def sized(gpu_blocks: int) -> HiSparseConfig:
-        return HiSparseConfig(
-            layout=layout,
-            pools=PoolConfig(
-                page_size=page_size, gpu_blocks=gpu_blocks, host_pool_gib=config.host_pool_gib
-            ),
-            policy=policy,
-            schedule=schedule,
-            log=config.log,
-            suffix=SuffixConfig(name=config.suffix, gib=config.suffix_gib),
-            checks="on" if config.verify else "off",
-        )
+    def sized(gpu_blocks: int) -> dict[str, Any]:
+        return {
+            "layout": model.layout,
+            "pools": {
+                "page_size": config.page_size,
+                "gpu_blocks": gpu_blocks,
+                "host_pool_gib": config.host_pool_gib,
+            },
+            "policy": {
+                "name": config.policy,
+                "write_back": config.write_back,
+                "top_k": config.top_k,
+                "hot_rows": config.hot_rows,
+            },
+            "schedule": {"max_model_len": longest, "lookahead_rows": config.spec},
+            "log": config.log,
+            "suffix": {"name": config.suffix, "gib": config.suffix_gib},
+            "checks": "on" if config.verify else "off",
+        }
 
     if config.gpu_blocks is not None:
-        return check_capacity(sized(config.gpu_blocks))
-    probe = sized(2)
-    pages = ceil_div(longest, page_size)
+        return checked_config(sized(config.gpu_blocks))
+    probe = HiSparseConfig.model_validate(sized(2))
+    pages = ceil_div(longest, config.page_size)
     resident = pages + ceil_div(pages, probe.index_pages_per_block) + 1
-    return check_capacity(sized(max(resident, probe.steady_blocks(longest) + 1)))
+    return checked_config(sized(max(resident, probe.steady_blocks(longest) + 1)))
 
 
 def choose_some(
