@@ -28,7 +28,7 @@ def missing() -> str:
     try:
         import selenium  # noqa: F401
     except ImportError:
-        lacks.append("selenium (the extra test)")
+        lacks.append("selenium (pip install 'hisparse[bench]')")
     return f"not installed: {', '.join(lacks)}" if lacks else ""
 
 
