@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hisparse.device.transfers import TransferQueue
 from hisparse.device.worker import HiSparseWorker
 
 
@@ -17,22 +18,23 @@ class _Late:
 
 
 def fail_copies(monkeypatch, chosen, steps=0):
-    """Copies for which ``chosen(worker, transfer)`` is true fail, `steps` steps after they were
+    """Copies for which ``chosen(transfer)`` is true fail, `steps` steps after they were
     queued at the earliest; returns the list that they are noted in."""
-    failed, copy, queue = [], HiSparseWorker._copy, HiSparseWorker._queue_transfers
+    failed, copy, begin = [], TransferQueue._copy, HiSparseWorker.begin_step
 
     def failing(self, transfer):
-        if chosen(self, transfer):
+        if chosen(transfer):
             failed.append(transfer)
             return False
         return copy(self, transfer)
 
     def late(self, command):
-        queue(self, command)
-        for i, (transfer, event, bad) in enumerate(self._pending):
+        begin(self, command)
+        pending = self.transfers._pending
+        for i, (transfer, event, bad) in enumerate(pending):
             if bad and not isinstance(event, _Late):
-                self._pending[i] = (transfer, _Late(event, self, command.step + steps), bad)
+                pending[i] = (transfer, _Late(event, self, command.step + steps), bad)
 
-    monkeypatch.setattr(HiSparseWorker, "_copy", failing)
-    monkeypatch.setattr(HiSparseWorker, "_queue_transfers", late)
+    monkeypatch.setattr(TransferQueue, "_copy", failing)
+    monkeypatch.setattr(HiSparseWorker, "begin_step", late)
     return failed

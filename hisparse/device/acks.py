@@ -10,16 +10,19 @@ that the reader already has, and is inert there.
 
 from __future__ import annotations
 
+from hisparse.device.backend import DeviceCalls
 from hisparse.errors import ProtocolError
+from hisparse.fsm.events import AckSent
 from hisparse.fsm.wire import Ack, Acknowledgements
 
 
 class AckStream:
-    """Append-only, trimmed only on request."""
+    """Append-only, trimmed only on request. `calls` is told of each acknowledgement."""
 
-    def __init__(self, rank: int, worker_epoch: int) -> None:
+    def __init__(self, rank: int, worker_epoch: int, calls: DeviceCalls | None = None) -> None:
         self.rank = rank
         self.worker_epoch = worker_epoch
+        self._calls = calls
         self._acks: list[Ack] = []
         self._first = 1
         self._closed = False
@@ -33,10 +36,12 @@ class AckStream:
         """Nothing more is said; what was not taken in yet stays to be read."""
         self._closed = True
 
-    def append(self, ack: Ack) -> int:
+    def append(self, ack: Ack) -> None:
         assert not self._closed, f"rank {self.rank} acknowledges {ack} after its end"
         self._acks.append(ack)
-        return self.last_seq
+        if (calls := self._calls) is not None:
+            sent = AckSent(calls.cause, self.last_seq, int(ack.kind), ack.ident, ack.epoch)
+            calls.emit(sent)
 
     def pending(self) -> Acknowledgements | None:
         """Everything that was not trimmed, or None."""

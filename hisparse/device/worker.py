@@ -22,21 +22,21 @@ What `begin_step` queues; ``E`` is one event, and each wait has a name that a te
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 
 import msgspec
 
 from hisparse.config import HiSparseConfig
 from hisparse.device.acks import AckStream
 from hisparse.device.apply import CommandApplier, check_command
-from hisparse.device.backend import Array, Device, DeviceCalls, Event, Sink, Stream
+from hisparse.device.backend import Array, Device, DeviceCalls, Event, Sink
 from hisparse.device.binding import bind_cache
 from hisparse.device.handle import HiSparseCacheHandle
 from hisparse.device.layout import POISON, Geometry
 from hisparse.device.rows import StepRows
 from hisparse.device.tables import DeviceTables
+from hisparse.device.transfers import CopyFault, TransferQueue
 from hisparse.device.warm_up import Capabilities, dummy_step
 from hisparse.errors import ProtocolError, UsageError
 from hisparse.fsm import events
@@ -44,28 +44,10 @@ from hisparse.fsm.wire import (
     Ack,
     AckKind,
     Acknowledgements,
-    IndexTransfer,
     SparseKVOffloadCommand,
-    SparseKVPageTransfer,
-    TransferKind,
 )
 
-AnyTransfer = SparseKVPageTransfer | IndexTransfer
-CopyFault = Callable[[AnyTransfer], bool]
 _POISON_LIMIT_BYTES = 1 << 28
-
-
-def _into_gpu(transfer: AnyTransfer) -> bool:
-    """Whether the copy writes the GPU block (on h2d), or reads it (on d2h)."""
-    if isinstance(transfer, IndexTransfer):
-        return transfer.load
-    return transfer.kind == TransferKind.RESTORE
-
-
-def _counter(transfer: AnyTransfer) -> str:
-    if isinstance(transfer, IndexTransfer):
-        return "index_pages_loaded" if transfer.load else "index_pages_stored"
-    return f"{transfer.kind.name.lower()}s"
 
 
 class HiSparseWorker:
@@ -99,9 +81,8 @@ class HiSparseWorker:
         self.rank = rank
         self.worker_epoch = worker_epoch
         self.to_seq = at_seq
-        self.acks = AckStream(rank, worker_epoch)
         self.calls = DeviceCalls(device, sink)
-        self.copy_fault = copy_fault
+        self.acks = AckStream(rank, worker_epoch, self.calls)
         suffix_bytes = self.geometry.suffix_pool_bytes
         pool_bytes = self.geometry.gpu_pool_bytes + self.geometry.host_pool_bytes + suffix_bytes
         poisoned = config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES
@@ -120,21 +101,15 @@ class HiSparseWorker:
         self.groups = cache.groups
         self._runtimes = tuple(handle.runtime for handle in cache.handles)
         self._applier = CommandApplier(self.calls, self.tables, cache)
+        self.transfers = TransferQueue(self.calls, self.geometry, cache, self.acks, copy_fault)
         self.handles: tuple[HiSparseCacheHandle, ...] = ()
         self.bind(cache.handles)
         self._step: int | None = None
         self._last_step = -1
         self._stopped = self._closed = False
         self.asleep = 0
-        self._highest_transfer = 0
-        self._copies: dict[int, Event] = {}  # queued, event not yet seen; by transfer id
-        self._pending: deque[tuple[AnyTransfer, Event, bool]] = deque()
         self._steps: deque[tuple[int, Event]] = deque()
-        self._counts = dict.fromkeys(
-            ("commands", "spills", "write_backs", "restores", "failed", "index_pages_copied"), 0
-        )
-        if suffix_bytes:
-            self._counts |= {"index_pages_stored": 0, "index_pages_loaded": 0}
+        self._commands = self._index_pages_copied = 0
         self.calls.emit(events.WorkerOpened(at_seq, rank, worker_epoch, at_seq))
 
     def bind(self, handles: Sequence[HiSparseCacheHandle]) -> None:
@@ -176,182 +151,21 @@ class HiSparseWorker:
         self.calls.emit(
             events.CommandApplied(command.to_seq, command.step, command.from_seq, command.to_seq)
         )
-        compute = self.device.compute
-        fenced = [self._copies[i] for i in command.fences if i in self._copies]
-        for event in fenced:
-            self._wait(compute, event, "compute_after_spill")
+        self.transfers.wait_for(command.fences)
         for level in command.memory:
             self._set_memory(level)
         if self.asleep:
             command = msgspec.structs.replace(
                 command, poison_blocks=(), poison_hosts=(), poison_suffixes=()
             )
-        self._counts["index_pages_copied"] += self._applier.apply(command)
+        self._index_pages_copied += self._applier.apply(command)
         for group in self.groups:
             group.begin_step(command.step)
-        if command.transfers or command.index_transfers:
-            self._queue_transfers(command)
+        self.transfers.queue(command)
         for rank, seq in command.acked:
             if rank == self.rank:
                 self.acks.trim(seq)
-        self._counts["commands"] += 1
-
-    def end_step(self, step: int) -> None:
-        """All device work of `step` is queued; RETIRED follows once it has happened.
-
-        Raises UsageError if `step` is not the step begun, or a follower left out a plan.
-        """
-        if self._step is None or step != self._step:
-            raise UsageError(f"end_step({step}) inside step {self._step}")
-        for group in self.groups:
-            group.check_replayed()
-        self._steps.append((step, self.calls.record(self.device.compute)))
-        self._last_step, self._step = step, None
-
-    def poll(self) -> Acknowledgements | None:
-        """What can be acknowledged by now; never blocks.
-
-        Returns everything that no command has said was taken in (so that a message that got lost
-        is sent again by itself, and duplicates are inert at the scheduler); None if nothing is.
-        A step's RETIRED comes after the COMPLETED of its restores.
-        """
-        retired: list[int] = []
-        while self._steps and self.device.query(self._steps[0][1]):
-            retired.append(self._steps.popleft()[0])
-        still: deque[tuple[AnyTransfer, Event, bool]] = deque()
-        late: set[bool] = set()  # streams whose oldest copy is not done: later ones are not either
-        for transfer, event, failed in self._pending:
-            restore = _into_gpu(transfer)
-            if restore in late or not self.device.query(event):
-                late.add(restore)
-                still.append((transfer, event, failed))
-                continue
-            if self._copies.get(transfer.transfer) is event:
-                del self._copies[transfer.transfer]
-            self._acknowledge(AckKind.FAILED if failed else AckKind.COMPLETED, transfer)
-        self._pending = still
-        for step in retired:
-            self._append(Ack(AckKind.RETIRED, step))
-        return self.acks.pending()
-
-    def _set_memory(self, level: int) -> None:
-        """Sleep (1: the GPU pool, 2: the host tiers too) or wake (0). Addresses, views and tables
-        stay; content goes."""
-        self.device.synchronize(None)
-        hosts = [self.host_pool] + ([self.suffix_pool] if self.suffix_pool is not None else [])
-        if level:
-            for pool in [self.gpu_pool] + hosts * (level == 2):
-                self.device.discard(pool)
-        else:
-            for pool in [self.gpu_pool] + hosts * (self.asleep == 2):
-                self.device.recommit(pool, self._fill)
-        self.asleep = level
-
-    def shutdown(self) -> Acknowledgements | None:
-        """Take no more work, let what is queued end, say how, then unpin and free all pools.
-
-        Returns what the scheduler has not said it took in. Idempotent: a second call returns None.
-        If the device cannot end its work the error goes up and all memory stays as it is, since
-        something may still write to it; the call may be repeated.
-        """
-        if self._closed:
-            return None
-        self._stopped = True
-        self.device.synchronize(None)
-        last = self.poll()
-        assert not self._pending, f"{len(self._pending)} copies have not ended"
-        self._closed = True
-        self.acks.close()
-        for pool in (self.gpu_pool, self.host_pool, self.suffix_pool):
-            if pool is not None:
-                self.device.release(pool)
-        self.handles = self.groups = self._runtimes = ()
-        self.gpu_pool = self.host_pool = self.suffix_pool = None
-        del self._applier, self.index, self.suffix
-        return last
-
-    # -- queueing --------------------------------------------------------------------------------
-    def _wait(self, stream: Stream, event: Event, why: str) -> None:
-        """Every wait between streams goes through here."""
-        self.calls.wait(stream, event, why)
-
-    def _copy(self, transfer: SparseKVPageTransfer) -> bool:
-        """Queue one page copy, all layers, a chunk each. False: the copy is made to fail."""
-        if self.copy_fault is not None and self.copy_fault(transfer):
-            return False
-        restore = transfer.kind == TransferKind.RESTORE
-        copy = self.device.kernels.copy_block
-        chunks = []
-        for handle in self.handles:
-            gpu, host = handle.resident, handle.runtime.host
-            if restore:
-                chunks.append(partial(copy, host, transfer.host, gpu, transfer.block))
-            else:
-                chunks.append(partial(copy, gpu, transfer.block, host, transfer.host))
-        self.calls.enqueue(
-            self.device.h2d if restore else self.device.d2h,
-            chunks,
-            [("gpu", restore, (transfer.block,)), ("host", not restore, (transfer.host,))],
-            transfer.transfer,
-        )
-        return True
-
-    def _copy_index(self, transfer: IndexTransfer) -> bool:
-        """Queue one indexer page, a chunk a group; like `_copy`."""
-        if self.copy_fault is not None and self.copy_fault(transfer):
-            return False
-        copy, rows, chunks = self.device.kernels.copy_slots, self.geometry.page_size, []
-        first = transfer.slot * rows
-        for block, tier in zip(self.index.views, self.suffix, strict=True):
-            if transfer.load:
-                move = partial(copy, tier, transfer.suffix, 0, block, transfer.block, first, rows)
-            else:
-                move = partial(copy, block, transfer.block, first, tier, transfer.suffix, 0, rows)
-            chunks.append(move)
-        self.calls.enqueue(
-            self.device.h2d if transfer.load else self.device.d2h,
-            chunks,
-            [
-                ("gpu", transfer.load, (transfer.block,)),
-                ("suffix", not transfer.load, (transfer.suffix,)),
-            ],
-            transfer.transfer,
-        )
-        return True
-
-    def _queue_transfers(self, command: SparseKVOffloadCommand) -> None:
-        device = self.device
-        before = self.calls.record(device.compute)
-        transfers: list[AnyTransfer] = [*command.transfers, *command.index_transfers]
-        into_gpu = [_into_gpu(t) for t in transfers]
-        if not all(into_gpu):
-            self._wait(device.d2h, before, "d2h_after_compute")
-        if any(into_gpu):
-            self._wait(device.h2d, before, "h2d_after_compute")
-        restored: Event | None = None
-        for transfer, restore in zip(transfers, into_gpu, strict=True):
-            if isinstance(transfer, IndexTransfer):
-                copied = self._copy_index(transfer)
-            else:
-                copied = self._copy(transfer)
-            event = self.calls.record(device.h2d if restore else device.d2h)
-            restored = event if restore else restored
-            self._copies[transfer.transfer] = event
-            self._highest_transfer = max(self._highest_transfer, transfer.transfer)
-            self._pending.append((transfer, event, not copied))
-            self._acknowledge(AckKind.ENQUEUED, transfer)
-            self._counts[_counter(transfer)] += 1
-            self._counts["failed"] += not copied
-        if restored is not None:
-            self._wait(device.compute, restored, "compute_after_restore")
-
-    # -- acknowledging ---------------------------------------------------------------------------
-    def _acknowledge(self, kind: AckKind, transfer: AnyTransfer) -> None:
-        self._append(Ack(kind, transfer.transfer, transfer.epoch))
-
-    def _append(self, ack: Ack) -> None:
-        seq = self.acks.append(ack)
-        self.calls.emit(events.AckSent(self.calls.cause, seq, int(ack.kind), ack.ident, ack.epoch))
+        self._commands += 1
 
     def _check(self, command: SparseKVOffloadCommand) -> None:
         if self._stopped:
@@ -379,10 +193,73 @@ class HiSparseWorker:
                     f"rank {rank}: acknowledgements taken up to {seq}, this rank sent "
                     f"{self.acks.last_seq}"
                 )
-        late = [i for i in command.fences if i > self._highest_transfer]
+        late = [i for i in command.fences if i > self.transfers.highest]
         if late:
             raise ProtocolError(f"fences {late}: this worker epoch never queued them")
         check_command(self.geometry, self.tables, command)
+
+    def end_step(self, step: int) -> None:
+        """All device work of `step` is queued; RETIRED follows once it has happened.
+
+        Raises UsageError if `step` is not the step begun, or a follower left out a plan.
+        """
+        if self._step is None or step != self._step:
+            raise UsageError(f"end_step({step}) inside step {self._step}")
+        for group in self.groups:
+            group.check_replayed()
+        self._steps.append((step, self.calls.record(self.device.compute)))
+        self._last_step, self._step = step, None
+
+    def poll(self) -> Acknowledgements | None:
+        """What can be acknowledged by now; never blocks.
+
+        Returns everything that no command has said was taken in (so that a message that got lost
+        is sent again by itself, and duplicates are inert at the scheduler); None if nothing is.
+        A step's RETIRED comes after the COMPLETED of its restores.
+        """
+        retired: list[int] = []
+        while self._steps and self.device.query(self._steps[0][1]):
+            retired.append(self._steps.popleft()[0])
+        self.transfers.poll()
+        for step in retired:
+            self.acks.append(Ack(AckKind.RETIRED, step))
+        return self.acks.pending()
+
+    def _set_memory(self, level: int) -> None:
+        """Sleep (1: the GPU pool, 2: the host tiers too) or wake (0). Addresses, views and tables
+        stay; content goes."""
+        self.device.synchronize(None)
+        hosts = [self.host_pool] + ([self.suffix_pool] if self.suffix_pool is not None else [])
+        if level:
+            for pool in [self.gpu_pool] + hosts * (level == 2):
+                self.device.discard(pool)
+        else:
+            for pool in [self.gpu_pool] + hosts * (self.asleep == 2):
+                self.device.recommit(pool, self._fill)
+        self.asleep = level
+
+    def shutdown(self) -> Acknowledgements | None:
+        """Take no more work, let what is queued end, say how, then unpin and free all pools.
+
+        Returns what the scheduler has not said it took in. Idempotent: a second call returns None.
+        If the device cannot end its work the error goes up and all memory stays as it is, since
+        something may still write to it; the call may be repeated.
+        """
+        if self._closed:
+            return None
+        self._stopped = True
+        self.device.synchronize(None)
+        last = self.poll()
+        self.transfers.close()
+        self._closed = True
+        self.acks.close()
+        for pool in (self.gpu_pool, self.host_pool, self.suffix_pool):
+            if pool is not None:
+                self.device.release(pool)
+        self.handles = self.groups = self._runtimes = ()
+        self.gpu_pool = self.host_pool = self.suffix_pool = None
+        del self._applier, self.index, self.suffix
+        return last
 
     # -- counters --------------------------------------------------------------------------------
     def group_statistics(self, group: int) -> dict[str, int]:
@@ -394,11 +271,12 @@ class HiSparseWorker:
 
     def statistics(self) -> dict[str, int]:
         """Work queued and acknowledged so far, and the groups' counters added up."""
-        counts = dict(self._counts)
+        counts = {"commands": self._commands, **self.transfers.counts}
+        counts["index_pages_copied"] = self._index_pages_copied
         for group in self.groups:
             for name, value in self.group_statistics(group.group).items():
                 counts[name] = counts.get(name, 0) + value
-        counts["transfers_pending"] = len(self._pending)
+        counts["transfers_pending"] = len(self.transfers)
         counts["steps_pending"] = len(self._steps)
         counts["acks"] = self.acks.last_seq
         counts["state_bytes"] = sum(r.state_bytes for r in self._runtimes)

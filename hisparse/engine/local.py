@@ -17,7 +17,8 @@ from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
 from hisparse.device.backend import Device, Sink
 from hisparse.device.rows import StepRows
-from hisparse.device.worker import CopyFault, HiSparseWorker
+from hisparse.device.transfers import CopyFault
+from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import UsageError
 from hisparse.fsm.log import EventLog, MemoryLog
 from hisparse.kv.coordinator import HiSparseCoordinator

@@ -84,6 +84,9 @@ class IndexTransfer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     suffix_epoch: int
 
 
+AnyTransfer = SparseKVPageTransfer | IndexTransfer
+
+
 class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     """Opaque scheduler -> worker work of one step, in the order in which it must be applied.
 

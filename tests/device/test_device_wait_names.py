@@ -66,11 +66,13 @@ def test_a_wait_is_made_in_one_place():
     ]
     assert found == [
         ("backend.DeviceCalls.wait", "stream.wait"),
-        ("worker.HiSparseWorker._wait", "self.calls.wait"),
+        ("transfers.TransferQueue._wait", "self._calls.wait"),
     ]
 
 
 def test_every_wait_in_the_worker_has_a_name_that_is_knocked_out():
-    calls = [node for node in ast.walk(parsed(DEVICE / "worker.py")) if isinstance(node, ast.Call)]
+    calls = [
+        node for node in ast.walk(parsed(DEVICE / "transfers.py")) if isinstance(node, ast.Call)
+    ]
     names = [call.args[2] for call in calls if ast.unparse(call.func) == "self._wait"]
     assert {ast.literal_eval(name) for name in names} == KNOCKED_OUT

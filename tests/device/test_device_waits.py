@@ -126,7 +126,7 @@ def test_a_write_back_keeps_the_block_readable():
 def test_a_copy_left_out_is_seen():
     """What fault tests knock out matters: without the copy the host page is not the page."""
     rig = Rig()
-    rig.worker._copy = lambda transfer: True
+    rig.worker.transfers._copy = lambda transfer: True
     rig.begin(tables=(resident(0, 0, 1),))
     rig.worker.handles[0].write(page_rows(0, 0), contents(0, 0, range(PAGE)))
     rig.end()

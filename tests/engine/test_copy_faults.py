@@ -7,7 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from hisparse.device.transfers import TransferQueue
 from hisparse.device.worker import HiSparseWorker
+from hisparse.engine import run
 from hisparse.engine.run import Job, RunConfig
 from hisparse.engine.verify import differing_requests
 from hisparse.fsm.wire import TransferKind
@@ -18,7 +20,7 @@ SMALL = {"requests": 16, "scale": 0.01, "page_size": 4, "top_k": 8, "hot_rows": 
 def served_with_faults(monkeypatch, kinds, rate, seed):
     """The job's served requests and oracle, with a share of the copies of `kinds` failing."""
     rng, failed = random.Random(seed), []
-    copy = HiSparseWorker._copy
+    copy = TransferQueue._copy
 
     def failing(self, transfer):
         if transfer.kind in kinds and rng.random() < rate:
@@ -26,14 +28,14 @@ def served_with_faults(monkeypatch, kinds, rate, seed):
             return False
         return copy(self, transfer)
 
-    monkeypatch.setattr(HiSparseWorker, "_copy", failing)
+    monkeypatch.setattr(TransferQueue, "_copy", failing)
     seen = {}
 
-    def keep(self, expected, served, engine, oracle, live):
-        seen.update(expected=expected, served=served, worker=live.worker, engine=engine)
+    def keep(expected, served, coordinator, oracle, live):
+        seen.update(expected=expected, served=served, worker=live.worker, engine=oracle.engine)
         return {}
 
-    monkeypatch.setattr(Job, "_verified", keep)
+    monkeypatch.setattr(run, "verified_figures", keep)
     Job(RunConfig(seed=seed, abort_rate=0.3, **SMALL)).run()
     return seen, failed
 

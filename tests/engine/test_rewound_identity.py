@@ -35,7 +35,7 @@ def expected(model):
 
 
 def one_in(n, kind, at=0):
-    return lambda worker, transfer: transfer.kind is kind and transfer.transfer % n == at
+    return lambda transfer: transfer.kind is kind and transfer.transfer % n == at
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -94,7 +94,7 @@ def test_hot_rows_of_rows_that_were_taken_back_are_forgotten(model, expected, mo
 
 
 def test_by_policy_the_request_ends_and_nobody_else_notices(model, expected, monkeypatch):
-    fail_copies(monkeypatch, lambda worker, transfer: transfer.transfer == 10, steps=2)
+    fail_copies(monkeypatch, lambda transfer: transfer.transfer == 10, steps=2)
     engine, replica = serve(model, CROWD, write_back="on_pressure", on_copy_failure="fail")
     ended = events_of(replica, ev.RequestAborted)
     assert [e.reason for e in ended] == ["copy failed"]

@@ -109,7 +109,7 @@ def test_preempted_requests_go_on_as_the_oracle_does(model, expected):
 def test_requests_that_a_failed_copy_takes_back_go_on_as_the_oracle_does(
     model, expected, monkeypatch
 ):
-    failed = fail_copies(monkeypatch, lambda worker, transfer: transfer.transfer % 9 == 4, steps=2)
+    failed = fail_copies(monkeypatch, lambda transfer: transfer.transfer % 9 == 4, steps=2)
     engine, replica = serve(model, CROWD, spec=SPEC, write_back="on_pressure")
     assert replica.coordinator.metrics.counts["rewinds"] > 1 and len(failed) > 1
     assert_identical(engine, expected)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hisparse.device.runtime import HiSparseRuntime
-from hisparse.device.worker import HiSparseWorker
+from hisparse.device.transfers import TransferQueue
 from hisparse.engine import loop
 from hisparse.fsm import events as ev
 from hisparse.fsm import fold, project
@@ -90,13 +90,13 @@ def publish_at_enqueue() -> Iterator[None]:
 @contextmanager
 def skip_one_host_copy() -> Iterator[None]:
     """The fifth copy is acknowledged and never made."""
-    copy, made = HiSparseWorker._copy, [0]
+    copy, made = TransferQueue._copy, [0]
 
     def skipping(self, transfer):
         made[0] += 1
         return True if made[0] == 5 else copy(self, transfer)
 
-    with mock.patch.object(HiSparseWorker, "_copy", skipping):
+    with mock.patch.object(TransferQueue, "_copy", skipping):
         yield
 
 
@@ -121,13 +121,13 @@ def reuse_an_epoch() -> Iterator[None]:
 @contextmanager
 def drop_wait(why: str) -> Iterator[None]:
     """One kind of wait between streams is left out."""
-    wait = HiSparseWorker._wait
+    wait = TransferQueue._wait
 
     def leaky(self, stream, event, reason):
         if reason != why:
             wait(self, stream, event, reason)
 
-    with mock.patch.object(HiSparseWorker, "_wait", leaky):
+    with mock.patch.object(TransferQueue, "_wait", leaky):
         yield
 
 
@@ -286,7 +286,7 @@ def hot_given_back_while_pages_are_on_host() -> Iterator[None]:
 @contextmanager
 def indexer_page_loaded_to_another_slot() -> Iterator[None]:
     """Indexer pages come back into the slot beside their own, where there is one."""
-    copy = HiSparseWorker._copy_index
+    copy = TransferQueue._copy_index
 
     def misplaced(self, transfer):
         if transfer.load:
@@ -294,7 +294,7 @@ def indexer_page_loaded_to_another_slot() -> Iterator[None]:
             transfer = msgspec.structs.replace(transfer, slot=slot)
         return copy(self, transfer)
 
-    with mock.patch.object(HiSparseWorker, "_copy_index", misplaced):
+    with mock.patch.object(TransferQueue, "_copy_index", misplaced):
         yield
 
 

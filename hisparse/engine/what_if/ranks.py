@@ -20,13 +20,11 @@ from hisparse.fsm.wire import (
     Ack,
     AckKind,
     Acknowledgements,
-    IndexTransfer,
+    AnyTransfer,
     SparseKVOffloadCommand,
-    SparseKVPageTransfer,
     TransferKind,
 )
 
-AnyTransfer = SparseKVPageTransfer | IndexTransfer
 INTO_GPU = (TransferKind.RESTORE, IndexPages.LOAD)
 
 

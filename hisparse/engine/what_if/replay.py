@@ -26,7 +26,7 @@ from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.what_if.hot_rows import HotRows
-from hisparse.engine.what_if.ranks import AnyTransfer, RecordedRanks
+from hisparse.engine.what_if.ranks import RecordedRanks
 from hisparse.engine.what_if.recording import (
     CachesReset,
     CopyKey,
@@ -41,7 +41,7 @@ from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.events import Event
 from hisparse.fsm.log import MemoryLog
 from hisparse.fsm.state import Key
-from hisparse.fsm.wire import SparseKVOffloadCommand
+from hisparse.fsm.wire import AnyTransfer, SparseKVOffloadCommand
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import HASH_BYTES
 
