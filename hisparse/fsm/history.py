@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hisparse.errors import IllegalTransition
 from hisparse.fsm.events import AckSent, MemoryAccessed
+from hisparse.fsm.log import EventLog
 from hisparse.fsm.wire import AckKind
 
+HISTORY_EVENTS = 10_000  # how far back an error looks for the last events of an id
 FIELDS = {
     "BlockLease": ("blocks", "sources"),
     "HostPage": ("pages",),
@@ -40,3 +43,17 @@ def last_events(
         f"{seq} {type(event).__name__}" for seq, event in events if names_id(event, machine, ident)
     ]
     return found[-most:]
+
+
+def with_history(error: IllegalTransition, log: EventLog) -> IllegalTransition:
+    """The same error, with what `log` last says of the instance that it is about."""
+    events = log.read(max(log.oldest_seq, log.next_seq - 1 - HISTORY_EVENTS))
+    return IllegalTransition(
+        error.machine,
+        error.ident,
+        error.state,
+        error.trigger,
+        epoch=error.epoch,
+        seq=error.seq,
+        history=last_events(events, error.machine, error.ident),
+    )

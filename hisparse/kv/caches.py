@@ -12,6 +12,7 @@ from hisparse.fsm.state import State
 from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.decision import Decision, ints
 from hisparse.kv.host_pool import page_epochs
+from hisparse.kv.suffix import SuffixSource
 
 
 def holders(state: State) -> str:
@@ -41,8 +42,11 @@ def drop_host(state: State, cause: int) -> Decision[None]:
         yield HostPagesEvicted(cause, ints(idle), page_epochs(state, idle))
 
 
-def drop_all(state: State, cause: int) -> Decision[None]:
-    """Both tiers are empty afterwards. Raises AssertionError if something was leased after all."""
+def drop_all(state: State, suffix: SuffixSource | None, cause: int) -> Decision[None]:
+    """Both tiers, and what `suffix` stores, are empty afterwards. Raises AssertionError if
+    something was leased after all."""
+    if suffix is not None:
+        yield from suffix.drop(cause)
     yield from drop_gpu(state, cause)
     yield from drop_host(state, cause)
     assert state.blocks.free.count == len(state.blocks.state) - 1, "a block is still in use"

@@ -19,31 +19,30 @@ from hisparse.config import HiSparseConfig
 from hisparse.errors import IllegalTransition, UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
-from hisparse.fsm.history import last_events
+from hisparse.fsm.history import with_history
 from hisparse.fsm.invariants import Checker
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.machines import LIVE, RequestState
 from hisparse.fsm.metrics import Metrics
-from hisparse.fsm.state import Key, Request, State, digest
+from hisparse.fsm.state import Key, State, digest
 from hisparse.fsm.wire import Acknowledgements
 from hisparse.kv import validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, local_hit, make_room, never_fits
 from hisparse.kv.budget import spare
 from hisparse.kv.caches import drop_all, drop_gpu, holders
-from hisparse.kv.decision import I64, Decision, T, ints
+from hisparse.kv.decision import Decision, T, ints
+from hisparse.kv.growth import grow
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
-from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
+from hisparse.kv.managers import HiSparseIndexManager
 from hisparse.kv.policies import resolve
 from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
 from hisparse.kv.rewind import resume
 from hisparse.kv.statistics import statistics
-from hisparse.kv.suffix import SuffixSource, missing_suffix
+from hisparse.kv.suffix import SuffixSource, ask, store_sealed
 from hisparse.kv.suffix_cpu import open_suffix
 from hisparse.kv.validate import Rows
-
-HISTORY_EVENTS = 10_000  # how far back an error looks for the last events of an id
 
 
 class HiSparseCoordinator:
@@ -70,8 +69,6 @@ class HiSparseCoordinator:
         self._broken: Exception | None = None
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
         self._rewound: list[ev.RequestRewound] = []  # not told to the engine yet
-        self.resident = HiSparseResidentManager(self.state)
-        self.index = HiSparseIndexManager(self.state)
         self.suffix = suffix if suffix is not None else open_suffix(self.state)
         self._preempted: list[Key] = []
         self.metrics = Metrics(config)
@@ -88,7 +85,7 @@ class HiSparseCoordinator:
             evolve(self.state, event, seq)
         except IllegalTransition as error:
             self._broken = error  # the log now ends in an event that cannot be folded
-            raise self._with_history(error) from error
+            raise with_history(error, self.log) from error
         except Exception as error:
             self._broken = error
             raise
@@ -96,18 +93,6 @@ class HiSparseCoordinator:
         if isinstance(event, ev.RequestRewound):
             self._rewound.append(event)
         return seq
-
-    def _with_history(self, error: IllegalTransition) -> IllegalTransition:
-        events = self.log.read(max(self.log.oldest_seq, self.state.seq - HISTORY_EVENTS))
-        return IllegalTransition(
-            error.machine,
-            error.ident,
-            error.state,
-            error.trigger,
-            epoch=error.epoch,
-            seq=error.seq,
-            history=last_events(events, error.machine, error.ident),
-        )
 
     def _run(self, decision: Decision[T]) -> T:
         try:
@@ -154,22 +139,11 @@ class HiSparseCoordinator:
             if not self._run(make_room(self.state, request, cause)):
                 break
             if self.suffix is not None:
-                self._ask(self.suffix, request)
+                local = local_hit(self.state, request)
+                self._run(ask(self.state, self.suffix, request, local))
             self._run(admit(self.state, request, cause, self.suffix))
             admitted.append(key)
         return admitted
-
-    def _ask(self, source: SuffixSource, request: Request) -> None:
-        """Ask for exactly the indexer pages that the host prefix has and the GPU lacks."""
-        local = local_hit(self.state, request)
-        missing = missing_suffix(self.state, request, local)
-        if not missing:
-            return
-        found = source.lookup(missing)
-        if not 0 <= found <= len(missing):
-            raise UsageError(f"the suffix source found {found} of {len(missing)} pages")
-        cause = request.arrived_seq
-        self._record(ev.SuffixAsked(cause, *request.key, local, len(missing), found))
 
     def grow(self, rows: Rows, rows_wanted: Rows) -> list[int]:
         """Make places for the next rows of live requests, in this order.
@@ -185,29 +159,10 @@ class HiSparseCoordinator:
         Raises:
             UsageError: a row is not live, or would compute more than its `max_tokens`.
         """
-        held = self.state.rows
         at, wanted = validate.growth(self.state, rows, rows_wanted)
         if self.state.rewinding:
             wanted = np.where(validate.rewinding(self.state, at), 0, wanted)
-        room = held.pages[at] * self.state.page_size - held.computed[at]
-        granted: list[int] = np.minimum(room, wanted).tolist()
-        short = np.flatnonzero(room < wanted)
-        if len(short) and self._run(self._extend(at[short], wanted[short])):
-            granted, short = wanted.tolist(), short[:0]
-        for i in short.tolist():
-            row, cause = int(at[i]), self.state.request_of(at[i]).arrived_seq
-            granted[i] = self._run(self.resident.grow(row, int(wanted[i]), cause))
-            self._run(self.index.grow(row, cause))
-        return granted
-
-    def _extend(self, rows: I64, wanted: I64) -> Decision[bool]:
-        """The steady case of growth: decoding rows that filled their pages, and blocks to spare."""
-        if np.count_nonzero(self.state.rows.computed[rows] < self.state.rows.prompt[rows]):
-            return False
-        extended = yield from self.resident.extend(rows, wanted, self._computed_seq)
-        if extended:
-            yield from self.index.extend(rows, self._computed_seq)
-        return extended
+        return self._run(grow(self.state, at, wanted, self._computed_seq))
 
     def plan_step(self, rows: Rows, counts: Rows) -> int:
         """Fix the rows of the next step; returns its number.
@@ -264,21 +219,13 @@ class HiSparseCoordinator:
         if np.count_nonzero(sealed):
             self._run(seal_pages(self.state, at[sealed], before[sealed], seq))
             if self.suffix is not None:
-                self._store_sealed(self.suffix, at[sealed], before[sealed], seq)
+                self._run(store_sealed(self.state, self.suffix, at[sealed], before[sealed], seq))
         self._resume(seq)
 
     def _resume(self, cause: int) -> None:
         """Requests that were rewound, and that nothing holds back any more, go on."""
         for key in list(self.state.rewinding):
             self._run(resume(self.state, key, cause))
-
-    def _store_sealed(self, source: SuffixSource, rows: I64, first: I64, seq: int) -> None:
-        """Index blocks that pages from `first[i]` of `rows[i]` on have filled may be stored."""
-        per_block = self.state.index_pages_per_block
-        end = self.state.rows.computed[rows] // self.state.page_size // per_block
-        starts = first // per_block
-        for row, begin, stop in zip(rows.tolist(), starts.tolist(), end.tolist(), strict=True):
-            self._run(source.store(row, begin, stop, seq))
 
     def confirmed(self, request: str, epoch: int) -> int:
         """Leading rows of a request that are certain: no step that computed them could read a page
@@ -315,7 +262,7 @@ class HiSparseCoordinator:
     def _end(self, key: Key, keep: bool, seq: int) -> None:
         row = self.state.requests[key].row
         if self.suffix is not None and row >= 0:
-            self._run(self.index.seal_final(row, seq))
+            self._run(HiSparseIndexManager(self.state).seal_final(row, seq))
             self._run(self.suffix.store(row, 0, int(self.state.rows.index[row]), seq))
         self._run(end_request(self.state, key, keep, seq))
 
@@ -366,9 +313,7 @@ class HiSparseCoordinator:
         if holders(self.state):
             return False
         seq = self._record(ev.PrefixCacheReset(0))
-        if self.suffix is not None:
-            self._run(self.suffix.drop(seq))
-        self._run(drop_all(self.state, seq))
+        self._run(drop_all(self.state, self.suffix, seq))
         return True
 
     def sleep(self, level: int = 1) -> bool:
@@ -385,9 +330,7 @@ class HiSparseCoordinator:
             return False
         seq = self._record(ev.MemoryReleased(0, level))
         if level == 2:
-            if self.suffix is not None:
-                self._run(self.suffix.drop(seq))
-            self._run(drop_all(self.state, seq))
+            self._run(drop_all(self.state, self.suffix, seq))
         else:
             self._run(drop_gpu(self.state, seq))
         return True

@@ -90,9 +90,15 @@ def drain(state: State, key: Key, cause: int) -> Decision[None]:
     unread = not state.config.offload or min(state.retired) >= state.rows.last_step[row]
     if request.in_flight or not unread or state.rows.index[row]:
         return
-    table = state.table(Table.HOST)[row]
-    entries = np.flatnonzero(table)[::-1]  # tail first: the head of a prefix is evicted last
-    pages = table[entries].astype(np.int64)
+    entries = np.flatnonzero(state.table(Table.HOST)[row])[::-1]
+    yield from release_copies(state, row, entries, cause)  # the head of a prefix is evicted last
+    yield ev.RequestDrained(cause, *key, row)
+
+
+def release_copies(state: State, row: int, entries: I64, cause: int) -> Decision[None]:
+    """Give back the host pages behind these entries of `row`, in this order: failed copies, those
+    that nobody was told of, and the lease of published ones."""
+    pages = state.table(Table.HOST)[row, entries].astype(np.int64)
     states = state.pages.state[pages]
     for trigger, wanted in (
         (PageTrigger.reclaimed, PageState.FAILED),
@@ -104,4 +110,3 @@ def drain(state: State, key: Key, cause: int) -> Decision[None]:
             yield ev.HostPagesReleased(
                 cause, row, trigger, ints(gone), page_epochs(state, gone), ints(where)
             )
-    yield ev.RequestDrained(cause, *key, row)

@@ -17,14 +17,14 @@ import numpy as np
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
-from hisparse.fsm.machines import BlockState, BlockTrigger, PageState, PageTrigger
+from hisparse.fsm.machines import BlockState, BlockTrigger
 from hisparse.fsm.state import Key, State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.budget import spare
 from hisparse.kv.decision import I64, Decision, ints
-from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
-from hisparse.kv.lifecycle import end_request
+from hisparse.kv.host_pool import next_page_epochs, take_pages
+from hisparse.kv.lifecycle import end_request, release_copies
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import lease_hot, reclaim
 
@@ -92,17 +92,7 @@ def resume(state: State, key: Key, cause: int) -> Decision[None]:
 def _replace_host_pages(state: State, row: int, first: int, cause: int) -> Decision[None]:
     """Copies of rows that were taken back: as many pages are reserved in their place."""
     entries = np.flatnonzero(state.table(Table.HOST)[row, first:]) + first
-    pages = state.table(Table.HOST)[row, entries].astype(np.int64)
-    states = state.pages.state[pages]
-    for trigger, wanted in (
-        (PageTrigger.reclaimed, PageState.FAILED),
-        (PageTrigger.released, PageState.COMPLETED),
-    ):
-        gone, where = pages[states == wanted], entries[states == wanted]
-        if len(gone):
-            yield ev.HostPagesReleased(
-                cause, row, trigger, ints(gone), page_epochs(state, gone), ints(where)
-            )
-    if len(pages):
-        fresh = yield from take_pages(state, len(pages), cause)
+    yield from release_copies(state, row, entries, cause)
+    if len(entries):
+        fresh = yield from take_pages(state, len(entries), cause)
         yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))

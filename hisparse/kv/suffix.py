@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hisparse.fsm.events import AcknowledgementsTaken
+from hisparse.errors import UsageError
+from hisparse.fsm.events import AcknowledgementsTaken, SuffixAsked
 from hisparse.fsm.state import Key, Request, State
-from hisparse.kv.decision import Decision
+from hisparse.kv.decision import I64, Decision
 
 
 class SuffixSource(Protocol):
@@ -69,7 +70,30 @@ def missing_suffix(state: State, request: Request, local: int) -> tuple[bytes, .
     return tuple(request.hashes[local:host])
 
 
+def ask(state: State, source: SuffixSource, request: Request, local: int) -> Decision[None]:
+    """Ask for exactly the indexer pages that the host prefix has and the GPU, which has `local`,
+    lacks. Raises UsageError for an answer that cannot be."""
+    missing = missing_suffix(state, request, local)
+    if not missing:
+        return
+    found = source.lookup(missing)
+    if not 0 <= found <= len(missing):
+        raise UsageError(f"the suffix source found {found} of {len(missing)} pages")
+    yield SuffixAsked(request.arrived_seq, *request.key, local, len(missing), found)
+
+
 def promised_suffix(state: State, request: Request, local: int) -> int:
     """Pages beyond `local` that a source has promised to bring back."""
     first, found = state.suffix_answers.get(request.key, (local, 0))
     return found if first == local else 0
+
+
+def store_sealed(
+    state: State, source: SuffixSource, rows: I64, first: I64, cause: int
+) -> Decision[None]:
+    """Index blocks that pages from `first[i]` of `rows[i]` on have filled may be stored."""
+    per_block = state.index_pages_per_block
+    end = state.rows.computed[rows] // state.page_size // per_block
+    starts = first // per_block
+    for row, begin, stop in zip(rows.tolist(), starts.tolist(), end.tolist(), strict=True):
+        yield from source.store(row, begin, stop, cause)

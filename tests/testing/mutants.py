@@ -258,7 +258,7 @@ def drift_that_heals() -> Iterator[None]:
 def reset_while_pages_are_leased() -> Iterator[None]:
     """A reset takes published pages from the requests that read them."""
 
-    def drop(state, cause):
+    def drop(state, suffix, cause):
         pages = np.flatnonzero(state.pages.state == PageState.PUBLISHED)
         if len(pages):
             yield ev.HostPagesEvicted(cause, ints(pages), page_epochs(state, pages))
