@@ -68,6 +68,7 @@ class HiSparseCoordinator:
         self.state = State(config)
         self._broken: Exception | None = None
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
+        self._under_way = np.zeros(0, dtype=np.int64)  # request rows of the last step planned
         self._rewound: list[ev.RequestRewound] = []  # not told to the engine yet
         self.suffix = suffix if suffix is not None else open_suffix(self.state)
         self._preempted: list[Key] = []
@@ -174,6 +175,7 @@ class HiSparseCoordinator:
         step = self.state.step + 1
         starts = self.state.rows.computed[at]
         seq = self._record(ev.StepPlanned(0, step, ints(at), ints(starts), ints(planned)))
+        self._under_way = at
         watermark = self.config.policy.watermark_blocks
         if watermark and (short := watermark - spare(self.state)) > 0:
             self._run(reclaim(self.state, short, seq, "watermark"))
@@ -201,14 +203,14 @@ class HiSparseCoordinator:
         Raises:
             UsageError: another step, rows that it did not plan, or more hashes than whole pages.
         """
-        at, accepted = validate.computed(self.state, step, rows, counts, page_hashes)
+        under_way = self._under_way
+        at, accepted = validate.computed(self.state, step, rows, counts, page_hashes, under_way)
         if not len(at):
             return
-        live = self.state.rows.live
-        known = [(row, page_hash) for row, page_hash in page_hashes if live[row]]
-        if self.state.rewinding:
-            rewound = set(at[validate.rewinding(self.state, at)].tolist())
-            known = [(row, page_hash) for row, page_hash in known if row not in rewound]
+        known = page_hashes
+        if self.state.rewinding or len(at) < len(rows):
+            kept = set(at[~validate.rewinding(self.state, at)].tolist())
+            known = [(row, page_hash) for row, page_hash in page_hashes if row in kept]
         hash_rows = tuple([row for row, _ in known])
         hashes = tuple([page_hash for _, page_hash in known])
         page_size = self.state.page_size

@@ -104,34 +104,41 @@ def _described(state: State, row: int) -> str:
 
 
 def computed(
-    state: State, step: int, rows: Rows, counts: Rows, page_hashes: Sequence[tuple[int, bytes]]
+    state: State,
+    step: int,
+    rows: Rows,
+    counts: Rows,
+    page_hashes: Sequence[tuple[int, bytes]],
+    under_way: I64,
 ) -> tuple[I64, I64]:
-    """Rows that `step`, the last one planned, did plan; returns the columns of those still live,
-    0 accepted where the request was rewound meanwhile."""
+    """Rows that `step`, the last one planned, did plan (`under_way`); returns the columns of those
+    whose request has not ended since, 0 accepted where it was rewound. A row whose request ended
+    may be another's by now."""
     if step != state.step:
         raise UsageError(f"rows_computed({step}): the step under way is {state.step}")
     at, accepted = _columns(state, rows, counts)
     if state.rewinding:  # what was under way may have read what is lost
         accepted = np.where(rewinding(state, at), 0, accepted)
     held = state.rows
-    ended = ~held.live[at]
+    ended = ~held.live[at] | (held.last_step[at] != step)
     before = held.computed[at]
-    under_way = held.planned[at] - before
-    wrong = (held.last_step[at] != step) | (accepted < 0) | (accepted > under_way)
-    if some(ended):  # while the step was under way; a row that is not in use never was in it
-        ended &= held.used[at]
-        wrong &= ~ended
+    planned = held.planned[at] - before
+    wrong = (accepted < 0) | (accepted > planned)
+    if some(ended):
+        wrong = np.where(ended, ~np.isin(at, under_way), wrong)
     if some(wrong):
         i = int(np.argmax(wrong))
         raise UsageError(
-            f"rows_computed({step}): row {at[i]} accepts {accepted[i]} rows, planned {under_way[i]}"
+            f"rows_computed({step}): row {at[i]} accepts {accepted[i]} rows, planned {planned[i]}"
         )
     if page_hashes:
-        _hashes(state, at, before + accepted, page_hashes)
+        _hashes(state, at, before + accepted, at[ended], page_hashes)
     return (at[~ended], accepted[~ended]) if some(ended) else (at, accepted)
 
 
-def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, bytes]]) -> None:
+def _hashes(
+    state: State, at: I64, after: I64, ended: I64, page_hashes: Sequence[tuple[int, bytes]]
+) -> None:
     """No more page hashes than whole pages, of rows of the step."""
     made: dict[int, int] = {}
     for row, _ in page_hashes:
@@ -141,9 +148,9 @@ def _hashes(state: State, at: I64, after: I64, page_hashes: Sequence[tuple[int, 
     strangers = [row for row in made if not 0 <= row < len(above) or not above[row]]
     if strangers:
         raise UsageError(f"page hashes of rows {sorted(strangers)}, not of this step")
-    rewound = {state.requests[key].row for key in state.rewinding}
+    passed_over = {state.requests[key].row for key in state.rewinding}.union(ended.tolist())
     for row, more in made.items():
-        if state.rows.live[row] and row not in rewound:
+        if row not in passed_over:
             hashes = len(state.request_of(row).hashes) + more
             whole = (int(above[row]) - 1) // state.page_size
             if hashes > whole:

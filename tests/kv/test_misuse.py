@@ -59,6 +59,31 @@ def test_a_client_may_go_away_between_plan_and_accept():
     rig.check()
 
 
+@pytest.mark.parametrize("comes_another", [False, True], ids=["free", "another's"])
+@pytest.mark.parametrize("name", ["hybrid", "resident"])
+def test_a_row_that_was_given_back_between_plan_and_accept_is_passed_over(name, comes_another):
+    """It is free when nothing of its request can be read any more: without a host tier at once,
+    with one when the step's accesses are over, which the ranks may say before the step's tokens."""
+    rig = SchedulerRig(make_config(name=name, schedule={"max_requests": 2}))
+    stays, goes = rig.arrive("stays", PROMPT), rig.arrive("goes", PROMPT)
+    rig.coordinator.admit_waiting()
+    rows = [rig.row(stays), rig.row(goes)]
+    step = rig.coordinator.plan_step(rows, rig.coordinator.grow(rows, [16, 16]))
+    rig.coordinator.abort(*goes)
+    rig.retire()
+    assert goes not in rig.state.requests
+    if comes_another:
+        comes = rig.arrive("comes", PROMPT[:4])
+        rig.coordinator.admit_waiting()
+        assert rig.row(comes) == rows[1]
+    late = [(rows[1], b"a page of the one that went")] * 3
+    rig.coordinator.rows_computed(step, rows, [16, 16], late)
+    assert rig.state.rows.computed[rows].tolist() == [16, 0]
+    if comes_another:
+        assert b"a page of the one that went" not in rig.state.requests[comes].hashes
+    rig.check()
+
+
 def test_a_second_end_is_refused_and_a_late_abort_is_inert():
     rig = SchedulerRig()
     key = rig.arrive("q", PROMPT)
