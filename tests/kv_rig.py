@@ -97,8 +97,9 @@ class SchedulerRig:
         command = self.send()
         self._accept(step, batch)
         if ack:
-            self.complete(*[t.transfer for t in command.transfers])
-            self.complete(*[t.transfer for t in command.index_transfers])
+            for rank in range(self.config.ranks):
+                self.complete(*[t.transfer for t in command.transfers], rank=rank)
+                self.complete(*[t.transfer for t in command.index_transfers], rank=rank)
             self.retire(step)
         self.check()
         return command
@@ -125,6 +126,10 @@ class SchedulerRig:
 
     def finish(self, key) -> None:
         self.coordinator.finish(*key)
+        self.check()
+
+    def abort(self, key) -> None:
+        self.coordinator.abort(*key)
         self.check()
 
     # -- the worker's answers ---------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Transfer(msgspec.Struct, gc=False):
     pinned_seq: int
     state: TransferState = TransferState.PINNED
     enqueued: int = 0
-    completed: int = 0
+    completed: int = 0  # once a rank failed: ranks that answered, either way
     holds_block: bool = True  # False once the spill gave the resident lease back
 
     @property

@@ -202,7 +202,8 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
         case ev.TransferPinned() | ev.TransferEnqueued() | ev.TransferCompleted():
             return _transfer_words(e, seq, who)
         case ev.TransferFailed():
-            return f"rank {e.rank} could not copy transfers {runs(e.transfers)}"
+            left = "" if e.last else ", others have not answered"
+            return f"rank {e.rank} could not copy transfers {runs(e.transfers)}{left}"
         case _:
             return _lease_words(e, seq, who)
 

@@ -1,8 +1,9 @@
 """What a rank's acknowledgements lead to: quorum, table replacement, publication, release.
 
 An acknowledgement settles exactly the transfer that it names, id and epoch; one that names nothing
-in flight is inert. COMPLETED implies ENQUEUED. The expected ranks were declared when the transfer
-was planned; they are never learnt from who answers.
+in flight is inert. COMPLETED implies ENQUEUED. What failed on one rank is lost for all, at once;
+its leases stay until every rank has answered, since another may still be copying. The expected
+ranks were declared when the transfer was planned; they are never learnt from who answers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 from hisparse.errors import ProtocolError
 from hisparse.fsm import events as ev
-from hisparse.fsm.machines import PageTrigger
+from hisparse.fsm.machines import PageTrigger, TransferState
 from hisparse.fsm.state import State, Transfer
 from hisparse.fsm.wire import Ack, Acknowledgements, TransferKind
 from hisparse.kv.decision import Decision, ints
@@ -19,9 +20,10 @@ from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
 from hisparse.kv.lifecycle import end_request
 from hisparse.kv.publication import publish
 from hisparse.kv.residency import replace_enqueued
-from hisparse.kv.rewind import rewind
+from hisparse.kv.rewind import give_back_restores, rewind
 
-SPILL = TransferKind.SPILL  # a name of its own: it is looked up a copy
+SPILL = TransferKind.SPILL  # names of their own: they are looked up a copy
+FAILING, FAILED = TransferState.FAILING, TransferState.FAILED
 COPY_FAILURES_MAX = 16  # of one request; then its host tier is taken to be broken
 
 
@@ -58,13 +60,13 @@ def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken |
 def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decision[None]:
     """Apply one rank's news to every transfer that it names."""
     bit = 1 << e.rank
-    failed = _named(state, e.failed, e.failed_epochs)
+    failed = [t for t in _named(state, e.failed, e.failed_epochs) if not t.completed & bit]
     if failed:  # first: what is known to have failed is not acted on as enqueued
         yield from _fail(state, e.rank, failed, cause)
     enqueued = _named(state, e.enqueued, e.enqueued_epochs)
     completed = _named(state, e.completed, e.completed_epochs)
     both = {t.transfer: t for t in enqueued + completed}  # COMPLETED implies ENQUEUED
-    fresh = [t for t in both.values() if not t.enqueued & bit]
+    fresh = [t for t in both.values() if not t.enqueued & bit and t.state is not FAILING]
     unseen = [t for t in completed if not t.completed & bit]
     for last in (False, True):  # whether this rank is the last that was waited for
         group = [t for t in fresh if (t.enqueued | bit == t.readers) is last]
@@ -77,6 +79,9 @@ def acknowledge(state: State, e: ev.AcknowledgementsTaken, cause: int) -> Decisi
         if group:
             yield ev.TransferCompleted(cause, e.rank, last, ints([t.transfer for t in group]))
         if group and last:
+            lost = [t for t in group if t.state is FAILED]  # on another rank
+            yield from _failed_for_good(state, lost, cause)
+            yield from give_back_restores(state, lost, cause)
             yield from publish(state, sorted({t.row for t in group}), cause)
 
 
@@ -104,11 +109,36 @@ def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decisi
     """A failed copy never becomes valid. Its page is tried again while the block still holds it.
     Where steps could read what it did not write, the request is rewound or fails, by policy; after
     so many failures it fails, by name."""
-    yield ev.TransferFailed(cause, rank, ints(t.transfer for t in failed))
+    news = [t for t in failed if t.state is not FAILING]
+    again = [t for t in failed if t.state is FAILING]
+    for last in (False, True):
+        group = [t for t in failed if (t.completed | 1 << rank == t.writers) is last]
+        if group:
+            yield ev.TransferFailed(cause, rank, ints(t.transfer for t in group), last)
+        if group and last:
+            yield from _failed_for_good(state, group, cause)
+    yield from give_back_restores(state, again, cause)
     read: dict[int, list[Transfer]] = {}
-    for t in failed:
+    for t in news:
         if t.is_read or state.request_of(t.row).failures > COPY_FAILURES_MAX:
             read.setdefault(t.row, []).append(t)
+    for row, copies in sorted(read.items()):
+        request = state.request_of(row)
+        if not request.live:
+            continue
+        few = request.failures <= COPY_FAILURES_MAX
+        if few and state.config.policy.on_copy_failure == "rewind":
+            yield from rewind(state, row, copies, cause)
+        else:
+            reason = "copy failed" if few else f"copy failed, {request.failures} times"
+            yield ev.RequestAborted(cause, request.request, request.epoch, reason)
+            yield from end_request(state, request.key, False, cause)
+
+
+def _failed_for_good(state: State, failed: list[Transfer], cause: int) -> Decision[None]:
+    """All ranks have answered: host pages that nothing could read are taken back, and as many are
+    reserved for another try."""
+    for t in failed:
         if t.is_read:
             continue  # a step under way may read the lost page: it stays until that is over
         page = np.array([t.page])
@@ -118,14 +148,3 @@ def _fail(state: State, rank: int, failed: list[Transfer], cause: int) -> Decisi
         if state.rows.live[t.row]:
             fresh = yield from take_pages(state, 1, cause)
             yield ev.HostPagesReserved(cause, t.row, ints(fresh), next_page_epochs(state, fresh))
-    for row, copies in sorted(read.items()):
-        request = state.request_of(row)
-        if not request.live:
-            continue
-        again = request.failures <= COPY_FAILURES_MAX
-        if again and state.config.policy.on_copy_failure == "rewind":
-            yield from rewind(state, row, copies, cause)
-        else:
-            reason = "copy failed" if again else f"copy failed, {request.failures} times"
-            yield ev.RequestAborted(cause, request.request, request.epoch, reason)
-            yield from end_request(state, request.key, False, cause)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
-from hisparse.fsm.machines import BlockState, BlockTrigger
+from hisparse.fsm.machines import BlockState, BlockTrigger, TransferState
 from hisparse.fsm.state import Key, State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs
@@ -42,13 +42,24 @@ def rewind(state: State, row: int, failed: list[Transfer], cause: int) -> Decisi
     cause = yield ev.RequestRewound(
         cause, *request.key, row, boundary, certain, ints(reopened), block_epochs(state, reopened)
     )
-    restores = [t.entry for t in failed if t.kind is TransferKind.RESTORE and t.entry < first]
-    if restores:  # their host pages are valid, and are read through the hot region from now on
+    yield from give_back_restores(state, failed, cause)
+    yield from resume(state, request.key, cause)
+
+
+def give_back_restores(state: State, failed: list[Transfer], cause: int) -> Decision[None]:
+    """Blocks that restores among `failed` were to fill for live requests, once no rank fills them
+    any more. Their host pages are valid, and are read through the hot region from now on."""
+    rows: dict[int, list[int]] = {}
+    for t in failed:
+        over = t.kind is TransferKind.RESTORE and t.transfer not in state.transfers
+        kept = t.entry * state.page_size < state.rows.computed[t.row]
+        if over and kept and state.rows.live[t.row]:
+            rows.setdefault(t.row, []).append(t.entry)
+    for row, entries in rows.items():
         yield from lease_hot(state, row, cause)
         yield from HiSparseResidentManager(state).give_back(
-            row, np.array(restores), BlockTrigger.abandoned, cause
+            row, np.array(entries), BlockTrigger.abandoned, cause
         )
-    yield from resume(state, request.key, cause)
 
 
 def _reopened(state: State, row: int, first: int) -> I64:
@@ -66,7 +77,8 @@ def resume(state: State, key: Key, cause: int) -> Decision[None]:
     first = ceil_div(int(rows.computed[row]), state.page_size)
     if rows.planned[row] > rows.computed[row]:
         return  # a step is under way
-    if any(t.row == row and t.entry >= first for t in state.transfers.values()):
+    mine = [t for t in state.transfers.values() if t.row == row]
+    if any(t.entry >= first or t.state is TransferState.FAILING for t in mine):
         return
     beyond = state.table(Table.INDEX)[row, first // state.index_pages_per_block :]
     if any(copy.block in beyond for copy in state.suffix_copies.values()):

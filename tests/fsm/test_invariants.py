@@ -93,6 +93,8 @@ def published(pages=(10, 11), hashes=(H[0], H[1]), entry=0):
 
 COMPUTED = [*admitted(), *placed(), *computed()]  # rows 0..7: pages 0 and 1 of row 0
 PINNED = [*COMPUTED, pinned()]
+FAILED_ON_ONE = [acks(0, failed=(1,)), ev.TransferFailed(0, 0, (1,), False)]
+FAILED_ON_BOTH = [*FAILED_ON_ONE, acks(1, failed=(1,)), ev.TransferFailed(0, 1, (1,))]
 COPIED = [*PINNED, *copied(1, 2)]
 PUBLISHED = [*COPIED, published()]
 ENDED = [ev.RequestFinished(0, "r0", 1, "stop"), acks(0, retired=1), acks(1, retired=1)]
@@ -142,7 +144,7 @@ PLANTED = {
     ),
     "a spill whose copy failed and settled": (
         SPILL,
-        [*PINNED, acks(0, failed=(1,)), ev.TransferFailed(0, 0, (1,))],
+        [*PINNED, *FAILED_ON_BOTH],
         spilled(0),
     ),
     "a spill whose copy another epoch's acknowledgement settled": (
@@ -334,6 +336,16 @@ PLANTED = {
         [*PINNED, acks(0, completed=(1,)), acks(1, failed=(1,))],
         ev.TransferCompleted(0, 0, False, (1,)),
     ),
+    "a failed copy that settles before every rank has answered": (
+        QUORUM,
+        [*PINNED, acks(0, failed=(1,))],
+        ev.TransferFailed(0, 0, (1,)),
+    ),
+    "a failure on a rank that said nothing": (
+        QUORUM,
+        [*PINNED, *FAILED_ON_ONE, acks(1, completed=(1,))],
+        ev.TransferFailed(0, 1, (1,)),
+    ),
     "a copy that declares no reader": (
         QUORUM,
         COMPUTED,
@@ -380,6 +392,11 @@ PLANTED = {
         READERS,
         COMPUTED,
         given_back(PageTrigger.reclaimed, (12,)),
+    ),
+    "a host page is reclaimed that another rank may still be writing": (
+        READERS,
+        [*PINNED, *FAILED_ON_ONE],
+        given_back(PageTrigger.reclaimed, (10,)),
     ),
     "a leased host page is given out": (
         READERS,
@@ -439,10 +456,12 @@ def test_every_run_invariant_has_a_planted_violation():
         [*PINNED, *copied(1, 2, completed=False), spilled(0, 1, transfers=(1, 2))],
         DRAINED,
         [*DRAINED, *admitted(1, hit=PAGE), lease(), *placed(1)[1:], copy_index(), adopt()],
-        [*PINNED, acks(0, failed=(1,)), ev.TransferFailed(0, 0, (1,)),
-         given_back(PageTrigger.reclaimed, (10,))],
+        [*PINNED, *FAILED_ON_BOTH, given_back(PageTrigger.reclaimed, (10,))],
+        [*PINNED, *FAILED_ON_ONE, acks(1, completed=(1,)),
+         ev.TransferCompleted(0, 1, True, (1,)), given_back(PageTrigger.reclaimed, (10,))],
     ],
-    ids=["spilled", "spilled in stream order", "drained", "found by prefix", "failed"],
+    ids=["spilled", "spilled in stream order", "drained", "found by prefix", "failed",
+         "failed on one rank"],
 )  # fmt: skip
 def test_what_is_allowed_is_not_reported(story):
     assert list(checked(*story).violations) == []

@@ -261,7 +261,8 @@ class TransferEnqueued(Event, frozen=True, gc=False, array_like=True, tag=51):
 
 
 class TransferCompleted(Event, frozen=True, gc=False, array_like=True, tag=52):
-    """`rank` saw the copies' events; `last`: with it, every writer has."""
+    """`rank` saw the copies' events; `last`: with it, every writer has answered. Copies that failed
+    on another rank settle as failed."""
 
     rank: int
     last: bool
@@ -269,10 +270,12 @@ class TransferCompleted(Event, frozen=True, gc=False, array_like=True, tag=52):
 
 
 class TransferFailed(Event, frozen=True, gc=False, array_like=True, tag=53):
-    """`rank` could not copy; the destinations are not valid."""
+    """`rank` could not copy; the destinations are not valid. `last`: with it, every writer has
+    answered, and the copies settle."""
 
     rank: int
     transfers: Ints
+    last: bool = True
 
 
 # -- decisions: hot regions -----------------------------------------------------------------------

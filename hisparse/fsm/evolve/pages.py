@@ -206,6 +206,9 @@ def transfer_completed(state: State, e: ev.TransferCompleted, seq: int) -> None:
     _move_transfers(moved, trigger, seq)
     if not e.last:
         return
+    if any(t.state is TransferState.FAILED for t in moved):
+        _failed(state, [t for t in moved if t.state is TransferState.FAILED])
+        moved = [t for t in moved if t.state is not TransferState.FAILED]
     restored = [t for t in moved if t.kind is RESTORE]
     out = [t for t in moved if t.kind is not RESTORE]
     held = [t for t in out if t.holds_block]
@@ -234,15 +237,31 @@ def _now_partners(state: State, copied: list[Transfer], trigger: BlockTrigger) -
 
 def transfer_failed(state: State, e: ev.TransferFailed, seq: int) -> None:
     moved = [state.transfers[ident] for ident in e.transfers]
-    _move_transfers(moved, TransferTrigger.failed, seq)
-    out = [t for t in moved if t.kind is not RESTORE]
+    news = [t for t in moved if t.state is not TransferState.FAILING]
+    for t in moved:
+        assert t.writers >> e.rank & 1 and not t.completed >> e.rank & 1, (t, e.rank)
+        t.completed |= 1 << e.rank
+        assert e.last or t.completed != t.writers, "the quorum decides, not the event"
+    trigger = TransferTrigger.failed if e.last else TransferTrigger.failed_partial
+    _move_transfers(moved, trigger, seq)
+    out = [t for t in news if t.kind is not RESTORE]
     move_pages(state, ids([t.page for t in out]), PageTrigger.failed)
-    kept = ids([t.block for t in out if t.holds_block])
-    move_blocks(state, kept, BlockTrigger.failed)
+    for t in news:
+        state.request_of(t.row).failures += 1
+    if e.last:
+        _failed(state, moved)
+    else:
+        kept = ids([t.block for t in out if t.holds_block])
+        move_blocks(state, kept, BlockTrigger.failed_partial)
+
+
+def _failed(state: State, moved: list[Transfer]) -> None:
+    """Failed copies on which every rank has answered: nothing can touch block or page any more."""
+    held = ids([t.block for t in moved if t.kind is not RESTORE and t.holds_block])
+    move_blocks(state, held, BlockTrigger.failed)
     for t in moved:
         if t.kind is RESTORE:
             state.pages.refs[t.page] -= 1
-        state.request_of(t.row).failures += 1
     _settle(state, moved)  # what was read of them stays unsettled, until the request is rewound
 
 

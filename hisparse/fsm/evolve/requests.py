@@ -7,7 +7,7 @@ import numpy as np
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
 from hisparse.fsm.columns import I64, ids, same, some
-from hisparse.fsm.machines import REQUEST, RequestTrigger
+from hisparse.fsm.machines import REQUEST, RequestTrigger, TransferState
 from hisparse.fsm.state import Request, State
 from hisparse.fsm.wire import Table
 
@@ -184,7 +184,10 @@ def request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:
         rows.planned[row] = e.rows
     rows.computed[row] = rows.confirmed[row] = e.rows
     rows.pages[row] = first
-    rows.unsettled[row] = sum(t.row == row and t.is_read for t in state.transfers.values())
+    rows.unsettled[row] = sum(
+        t.row == row and t.is_read and t.state is not TransferState.FAILING
+        for t in state.transfers.values()
+    )
     rows.unsettled[row] += sum(c.row == row and c.load for c in state.suffix_copies.values())
     state.rewinding[request.key] = None
 

@@ -57,6 +57,7 @@ JUDGED: dict[str, tuple[type[Event], ...]] = {
         ev.TransferPinned,
         ev.TransferEnqueued,
         ev.TransferCompleted,
+        ev.TransferFailed,
         ev.SuffixPinned,
         ev.SuffixCompleted,
         ev.SuffixFailed,

@@ -50,14 +50,21 @@ class Copy(msgspec.Struct, eq=False):
     rows_end: int  # rows of the request that were computed when the copy was planned
     enqueued: int = 0
     completed: int = 0
-    failed: bool = False
+    failed: int = 0  # ranks that said so
+    told: bool = False  # that it failed, by a decision
     settled: bool = False
 
     @property
+    def queued(self) -> bool:
+        """Whether every reading rank has it in its stream, or could not copy: stream order protects
+        what it reads."""
+        answered = self.enqueued | self.completed | self.failed
+        return answered & self.readers == self.readers
+
+    @property
     def readable(self) -> bool:
-        """Whether every reading rank has it in its stream: a resolve may read what it writes."""
-        answered = self.enqueued | self.completed
-        return not self.failed and answered & self.readers == self.readers
+        """Whether a resolve may read what it writes."""
+        return not self.failed and self.queued
 
     @property
     def complete(self) -> bool:
@@ -253,18 +260,16 @@ class Run:
                 copy = self.copies.get(ident)
                 if copy is None or copy.epoch != epoch:
                     continue
-                if name == "failed":
-                    copy.failed = True
-                else:
-                    setattr(copy, name, getattr(copy, name) | bit)
+                setattr(copy, name, getattr(copy, name) | bit)
         self.retired[e.rank] = e.retired_step
 
     def _settled(self, e: ev.TransferCompleted | ev.TransferFailed) -> None:
-        if isinstance(e, ev.TransferCompleted) and not e.last:
-            return
         failed = isinstance(e, ev.TransferFailed)
         for copy in [self.copies[ident] for ident in e.transfers if ident in self.copies]:
-            copy.settled, copy.failed = True, copy.failed or failed
+            copy.told |= failed
+            if not e.last:
+                continue
+            copy.settled = True
             if self.copy_of_block.get(copy.block) is copy:
                 del self.copy_of_block[copy.block]
             if copy.kind is TransferKind.RESTORE:

@@ -130,9 +130,7 @@ class Incremental:
     def _name_transfers(
         self, event: ev.TransferEnqueued | ev.TransferCompleted | ev.TransferFailed
     ) -> None:
-        over = isinstance(event, ev.TransferFailed) or (
-            isinstance(event, ev.TransferCompleted) and event.last
-        )
+        over = event.last and not isinstance(event, ev.TransferEnqueued)
         transfers = self.state.transfers
         for ident in event.transfers:
             transfer: Transfer | None = transfers.get(ident)

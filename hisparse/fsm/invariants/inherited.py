@@ -12,7 +12,7 @@ import numpy as np
 
 from hisparse.fsm.invariants.facts import Copy, Run, Tenant
 from hisparse.fsm.invariants.suffix_facts import IndexCopy
-from hisparse.fsm.machines import BlockRole, PageState
+from hisparse.fsm.machines import BlockRole, PageState, TransferState
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table, TransferKind
 
@@ -40,7 +40,7 @@ def inherited(state: State) -> Run:
     run.page_hash = dict(state.pages.hash_of)
     for page in np.flatnonzero(state.pages.state == PageState.FAILED).tolist():
         run.page_writer[page] = Copy(
-            0, TransferKind.SPILL, -1, -1, 0, 0, page, 0, 0, 0, failed=True, settled=True
+            0, TransferKind.SPILL, -1, -1, 0, 0, page, 0, 0, 0, failed=1, settled=True
         )
     _transfers(run, state)
     _suffix(run, state)
@@ -66,9 +66,11 @@ def _requests(run: Run, state: State) -> None:
 
 def _transfers(run: Run, state: State) -> None:
     for ident, t in state.transfers.items():
+        failing = t.state is TransferState.FAILING
         copy = Copy(
             ident, t.kind, t.row, t.entry, t.epoch, t.block, t.page, t.readers, t.writers,
             rows_end=(t.entry + 1) * run.page_size, enqueued=t.readers, completed=t.writers,
+            failed=t.writers * failing, told=failing,
         )  # fmt: skip
         run.copies[ident] = run.copy_of_block[t.block] = copy
         if t.kind is TransferKind.RESTORE:

@@ -88,7 +88,7 @@ def _only_copy(run: Run, tenant: Tenant, row: int, entry: int, block: int) -> It
 def _copied_from(run: Run, block: int) -> Iterator[str]:
     """A planned copy still needs the block: to read it, or (a restore) to write it."""
     copy = run.copy_of_block.get(block)
-    if copy is not None and (copy.kind is TransferKind.RESTORE or not copy.readable):
+    if copy is not None and (copy.kind is TransferKind.RESTORE or not copy.queued):
         yield f"block {block} changes hands under transfer {copy.ident}, which is not in its stream"
 
 
@@ -102,7 +102,7 @@ def _overwritten(run: Run, place: Place) -> Iterator[str]:
     if others:
         yield f"block {block} is written by row {place[1]} while it is {_names(others)}"
     copy = run.copy_of_block.get(block)
-    if copy is not None and copy.kind is not TransferKind.RESTORE and not copy.readable:
+    if copy is not None and copy.kind is not TransferKind.RESTORE and not copy.queued:
         yield f"block {block} is written while transfer {copy.ident} has yet to read it"
 
 
@@ -223,15 +223,17 @@ def rank_quorum(run: Run, e: ev.Event) -> Iterator[str]:
         for what, mask in (("readers", e.readers), ("writers", e.writers)):
             if not mask or mask & ~run.ranks:
                 yield f"transfers {e.transfers} declare {what} {mask:b} of ranks {run.ranks:b}"
-    elif isinstance(e, ev.TransferEnqueued | ev.TransferCompleted):
-        done = isinstance(e, ev.TransferCompleted)
+    elif isinstance(e, ev.TransferEnqueued | ev.TransferCompleted | ev.TransferFailed):
+        queued = isinstance(e, ev.TransferEnqueued)
         for copy in [run.copies[ident] for ident in e.transfers if ident in run.copies]:
-            declared = copy.writers if done else copy.readers
+            declared = copy.readers if queued else copy.writers
             want = declared if e.last else 1 << e.rank
-            have = copy.completed if done else copy.enqueued | copy.completed
+            have = copy.completed | (copy.enqueued if queued else copy.failed)
             if have & declared & want != want:
                 yield f"transfer {copy.ident} counts as answered by {want:b}, ranks {have:b} did"
-            if done and copy.failed:
+            if isinstance(e, ev.TransferFailed) and not copy.failed >> e.rank & 1:
+                yield f"transfer {copy.ident} counts as failed on rank {e.rank}, unsaid"
+            if isinstance(e, ev.TransferCompleted) and copy.failed and not copy.told:
                 yield f"transfer {copy.ident} counts as complete, and a rank failed it"
 
 
@@ -269,6 +271,8 @@ def _page_given_back(run: Run, e: ev.HostPagesReleased) -> Iterator[str]:
             yield f"host page {page} is freed under rows {sorted(run.leases[page])}"
         if e.trigger is PageTrigger.reclaimed and not failed:
             yield f"host page {page} is reclaimed, and its copy did not fail"
+        if writer is not None and writer.failed and not writer.settled:
+            yield f"host page {page} is given back, and not all ranks have ended their copy to it"
         # A failed page may have been read by a step under way, whose tokens are never accepted.
         if page in held and not failed:
             yield from _page_in_use(run, page, e.row)

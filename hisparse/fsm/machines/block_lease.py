@@ -44,6 +44,7 @@ class BlockTrigger(enum.IntEnum):
     quarantined = 16
     fenced = 17
     reopened = 18
+    failed_partial = 19
 
 
 class BlockRole(enum.IntEnum):
@@ -72,6 +73,7 @@ BLOCK_LEASE = Machine(
         (_T.spilled, _S.ENQUEUED, _S.FREE),
         (_T.completed, _S.ENQUEUED, _S.CLEAN),
         (_T.failed, [_S.PINNED, _S.ENQUEUED], _S.DIRTY),
+        (_T.failed_partial, [_S.PINNED, _S.ENQUEUED], _S.PINNED),
         (_T.restored, _S.RESERVED, _S.CLEAN),
         (_T.sealed, _S.DIRTY, _S.CLEAN),
         (_T.reopened, _S.CLEAN, _S.DIRTY),

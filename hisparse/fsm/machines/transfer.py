@@ -3,6 +3,9 @@
 Reader and writer ranks are declared at PINNED and kept as bit masks beside the state; `decide`
 compares masks and picks the `_partial` or the `_last` trigger. A transfer settles at COMPLETED,
 FAILED, CANCELLED, or when a QUARANTINED one is fenced.
+
+One rank that fails makes the copy worthless at once (FAILING); the others may be copying all the
+same, so that it settles, and its leases end, only when each of them has answered.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ class TransferState(enum.IntEnum):
     PINNED = 0  # both leases taken, handed over or about to be
     ENQUEUED = 1  # every reading rank has the copy in its stream
     COMPLETED = 2  # every writing rank saw its copy's event
-    FAILED = 3  # a rank could not copy: the destination is not valid
+    FAILED = 3  # a rank could not copy, and all have answered: the destination is not valid
     CANCEL_REQUESTED = 4  # cancelled after hand-over: leases stay until all ranks answered
     CANCELLED = 5  # no rank copied
     QUARANTINED = 6  # outcome unknown: leases stay until a fence
+    FAILING = 7  # a rank could not copy, others have not answered
 
 
 class TransferTrigger(enum.IntEnum):
@@ -34,6 +38,7 @@ class TransferTrigger(enum.IntEnum):
     cancelled_last = 8
     quarantined = 9
     fenced = 10
+    failed_partial = 11
 
 
 _S, _T = TransferState, TransferTrigger
@@ -49,7 +54,10 @@ TRANSFER = Machine(
         (_T.completed_partial, _S.PINNED, _S.PINNED),
         (_T.completed_partial, _S.ENQUEUED, _S.ENQUEUED),
         (_T.completed_last, _S.ENQUEUED, _S.COMPLETED),
-        (_T.failed, [_S.PINNED, _S.ENQUEUED, _S.CANCEL_REQUESTED], _S.FAILED),
+        (_T.failed, [_S.PINNED, _S.ENQUEUED, _S.FAILING, _S.CANCEL_REQUESTED], _S.FAILED),
+        (_T.failed_partial, [_S.PINNED, _S.ENQUEUED, _S.FAILING], _S.FAILING),
+        (_T.completed_partial, _S.FAILING, _S.FAILING),
+        (_T.completed_last, _S.FAILING, _S.FAILED),
         (_T.cancelled, _S.PINNED, _S.CANCELLED),
         (_T.cancel_requested, _S.PINNED, _S.CANCEL_REQUESTED),
         (_T.cancelled_partial, _S.CANCEL_REQUESTED, _S.CANCEL_REQUESTED),

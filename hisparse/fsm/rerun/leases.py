@@ -260,20 +260,16 @@ def answered(names: Names, e: Any) -> Any:
         transfer, bit = state.transfers.get(names.transfers.get(old, -1)), 1 << e.rank
         if transfer is None:
             continue
-        trigger = TransferTrigger.failed
+        ranks, done = transfer.writers, transfer.completed
+        trigger = TransferTrigger.failed if e.last else TransferTrigger.failed_partial
         if isinstance(e, ev.TransferEnqueued):
             ranks, done = transfer.readers, transfer.enqueued
             trigger = TransferTrigger.enqueued_last if e.last else TransferTrigger.enqueued_partial
         elif isinstance(e, ev.TransferCompleted):
-            ranks, done = transfer.writers, transfer.completed
             trigger = (
                 TransferTrigger.completed_last if e.last else TransferTrigger.completed_partial
             )
-        else:
-            ranks, done = bit, 0
-        fits = ranks & bit and not done & bit
-        if not isinstance(e, ev.TransferFailed):
-            fits = fits and e.last == (done | bit == ranks)
+        fits = ranks & bit and not done & bit and e.last == (done | bit == ranks)
         if fits and TRANSFER.table[transfer.state, trigger] != ILLEGAL:
             kept.append(transfer.transfer)
     return replace(e, transfers=tuple(kept)) if kept else None
