@@ -57,6 +57,7 @@ from hisparse.engine.builtin_indexer import (
     Indexer,
     Selector,
     Span,
+    spans_of,
 )
 from hisparse.engine.builtin_kv import KVAccess, RowsBeside, StepCache
 from hisparse.errors import ConfigError, UsageError
@@ -86,23 +87,6 @@ EOS_HANDICAP = 0.6  # sigmas off the EOS logit: rare, but not never
 
 
 Turn = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of each position's phases
-
-
-def _spans(step: StepRows, max_model_len: int) -> list[Span]:
-    """The step's requests. Raises UsageError where `step` breaks the contract of `StepRows`."""
-    rows, positions = step.rows, step.positions
-    if positions.min() < 0 or positions.max() >= max_model_len:
-        worst = positions.max() if positions.min() >= 0 else positions.min()
-        raise UsageError(f"position {worst} is outside 0..max_model_len-1={max_model_len - 1}")
-    cuts = np.flatnonzero(np.diff(rows)) + 1
-    starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(rows)]
-    rising = np.diff(positions) == 1
-    rising[cuts - 1] = True
-    if not rising.all() or len(np.unique(rows)) != len(starts):
-        raise UsageError("tokens of one request must be adjacent, with positions rising by one")
-    return [
-        (a, b, int(rows[a]), int(positions[b - 1]) + 1) for a, b in zip(starts, ends, strict=True)
-    ]
 
 
 class BuiltinModel:
@@ -211,7 +195,7 @@ class BuiltinModel:
             return np.zeros((0, VOCAB), dtype=np.float32)
         if tokens.min() < 0 or tokens.max() >= VOCAB:
             raise UsageError(f"tokens must lie in 0..{VOCAB - 1}")
-        spans = _spans(rows, self.max_model_len)
+        spans = spans_of(rows, self.max_model_len)
         h, turn = self._enter(tokens, rows)
         early = h = self._run_group(0, h, turn, spans, kv)
         for group in range(1, len(GROUPS)):
@@ -231,7 +215,7 @@ class BuiltinModel:
         beside, found = RowsBeside(kv, rows), []
         for ahead in range(count):
             step = StepRows(rows.rows, rows.positions + ahead)
-            spans = _spans(step, self.max_model_len)
+            spans = spans_of(step, self.max_model_len)
             h, turn = self._enter(tokens, step)
             for group in (0, len(GROUPS)):
                 h = self._run_group(group, h, turn, spans, beside)

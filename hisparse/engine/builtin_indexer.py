@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hisparse.device.rows import StepRows
 from hisparse.engine.builtin_exact import QMAX, Linear, from_bytes, quantise, require_exact
+from hisparse.errors import UsageError
 
 INDEX_HEADS = 4
 INDEX_WIDTH = 20
@@ -24,6 +26,23 @@ SELECT_ELEMENTS = 1 << 22  # scores of one selection call: bounds its memory at 
 
 Span = tuple[int, int, int, int]  # first token, end token, request row, context length at the end
 KeysOf = Callable[[int, int], np.ndarray]  # (request row, length) -> uint8 [length, INDEX_WIDTH]
+
+
+def spans_of(step: StepRows, max_model_len: int) -> list[Span]:
+    """The step's requests. Raises UsageError where `step` breaks the contract of `StepRows`."""
+    rows, positions = step.rows, step.positions
+    if positions.min() < 0 or positions.max() >= max_model_len:
+        worst = positions.max() if positions.min() >= 0 else positions.min()
+        raise UsageError(f"position {worst} is outside 0..max_model_len-1={max_model_len - 1}")
+    cuts = np.flatnonzero(np.diff(rows)) + 1
+    starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(rows)]
+    rising = np.diff(positions) == 1
+    rising[cuts - 1] = True
+    if not rising.all() or len(np.unique(rows)) != len(starts):
+        raise UsageError("tokens of one request must be adjacent, with positions rising by one")
+    return [
+        (a, b, int(rows[a]), int(positions[b - 1]) + 1) for a, b in zip(starts, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,16 @@ import numpy as np
 
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
+from hisparse.engine.batch import Batch, gather_tokens, wanted_rows
 from hisparse.engine.served import Served
 from hisparse.engine.speculate import Acceptance, standing
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import InvariantViolation
-from hisparse.fsm.machines import RequestState
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
 STALL_STEPS_MAX = 1000
 NEVER = 1 << 62  # more tokens than anything generates
-COMPUTING = (RequestState.ADMITTED, RequestState.PREFILL, RequestState.DECODE)
 
 
 class Runner(Protocol):
@@ -168,7 +167,8 @@ class ReferenceEngine:
         batch = self._choose_rows()
         step = self.coordinator.plan_step([row for row, _, _ in batch], [n for _, _, n in batch])
         meta = self.connector.build_connector_meta()
-        tokens, rows, ends, sampled = self._gather_tokens(batch)
+        computed = self.coordinator.state.rows.computed
+        tokens, rows, ends, sampled = gather_tokens(computed, batch)
         chosen, logits, self._output = self.runner.execute(meta, tokens, rows, sampled)
         self._accept(step, batch, ends, chosen.tolist(), logits)
         self._watch(bool(batch))
@@ -210,24 +210,10 @@ class ReferenceEngine:
                 self.coordinator.finish(*served.key)
                 self._close(served, "finished")
 
-    def _choose_rows(self) -> list[tuple[int, Served, int]]:
-        """(request row, request, rows to compute): decodes first, then prompts by arrival."""
+    def _choose_rows(self) -> Batch:
+        """What this step computes, as far as the coordinator has places for it."""
         state, schedule = self.coordinator.state, self.coordinator.config.schedule
-        computed = state.rows.computed
-        running = [
-            (self._left(self.live[q.key], int(computed[q.row])), q.arrived_seq, q)
-            for q in state.by_row
-            if q is not None and q.state in COMPUTING and q.key not in self._ending
-        ]
-        running.sort(key=lambda item: (item[0][0] > 1, item[1]))
-        room, rows, wanted = schedule.step_rows, [], []
-        for (known, drafts), _, request in running:
-            want = min(min(known, schedule.prefill_chunk) + drafts, room)
-            if want <= 0:
-                break
-            rows.append(request.row)
-            wanted.append(want)
-            room -= want
+        rows, wanted = wanted_rows(state, schedule, self.live, self._ending)
         granted = self.coordinator.grow(rows, wanted)
         batch = [
             (row, self.live[state.request_of(row).key], count)
@@ -236,42 +222,10 @@ class ReferenceEngine:
         ]
         return sorted(batch, key=lambda item: item[0])
 
-    @staticmethod
-    def _left(served: Served, computed: int) -> tuple[int, int]:
-        """Known tokens whose rows are to be computed, and drafts worth verifying behind the last
-        of them: not more than could all be kept."""
-        known = len(served.tokens) - computed
-        room = served.max_new - len(served.generated) - 1
-        return known, min(len(served.drafts), room) if known == 1 else 0
-
-    def _gather_tokens(
-        self, batch: list[tuple[int, Served, int]]
-    ) -> tuple[np.ndarray, StepRows, list[range], list[int]]:
-        """The step's tokens and their places; `ends[i]` are request i's slots among the sampled:
-        one for its newest token, one for each draft."""
-        computed = self.coordinator.state.rows.computed
-        tokens: list[int] = []
-        rows: list[int] = []
-        positions: list[int] = []
-        ends: list[range] = []
-        sampled: list[int] = []
-        for row, served, count in batch:
-            start, known = int(computed[row]), len(served.tokens)
-            tokens += served.tokens[start : start + count]
-            drafts = max(0, start + count - known)
-            tokens += served.drafts[:drafts]
-            rows += [row] * count
-            positions += range(start, start + count)
-            wanted = drafts + 1 if start + count >= known else 0
-            ends.append(range(len(sampled), len(sampled) + wanted))
-            sampled += range(len(tokens) - wanted, len(tokens))
-        step_rows = StepRows(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int64))
-        return np.array(tokens, dtype=np.int64), step_rows, ends, sampled
-
     def _accept(
         self,
         step: int,
-        batch: list[tuple[int, Served, int]],
+        batch: Batch,
         ends: list[range],
         chosen: list[int],
         logits: np.ndarray,
