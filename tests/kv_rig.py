@@ -19,7 +19,14 @@ from hisparse.fsm.fold import fold
 from hisparse.fsm.log import MemoryLog
 from hisparse.fsm.machines import BlockState, PageState
 from hisparse.fsm.state import digest
-from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, SparseKVOffloadCommand, Table
+from hisparse.fsm.wire import (
+    Ack,
+    AckKind,
+    Acknowledgements,
+    SparseKVOffloadCommand,
+    Table,
+    TransferKind,
+)
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
@@ -132,6 +139,14 @@ class SchedulerRig:
         self.coordinator.abort(*key)
         self.check()
 
+    def serve(self, name: str, tokens: list[int], steps: int) -> None:
+        """A request comes, is finished after so many steps, and has drained a step later."""
+        key = self.arrive(name, tokens)
+        for _ in range(steps):
+            self.step()
+        self.finish(key)
+        self.step()
+
     # -- the worker's answers ---------------------------------------------------------------------
     def acknowledge(self, *acks: Ack, rank: int = 0) -> bool:
         message = Acknowledgements(rank, 1, self._ack_seq[rank] + 1, acks)
@@ -187,3 +202,25 @@ class SchedulerRig:
             and state.pages.available == len(state.pages.state) - 1
             and not state.suffix_copies
         )
+
+
+def warm(prompt: list[int], **changes) -> SchedulerRig:
+    """A rig whose caches hold the pages of a finished request."""
+    rig = SchedulerRig(make_config(**changes))
+    rig.serve("first", prompt, steps=4)
+    assert rig.drained() and rig.state.prefix
+    return rig
+
+
+def restoring(prompt: list[int], **changes):
+    """(rig, request, the copies that bring its hit on `prompt` back): rows were computed behind the
+    hit; the copies are enqueued, none has completed."""
+    rig = SchedulerRig(make_config(blocks=46, host_pages=100, longest=80, **changes))
+    rig.serve("first", prompt, steps=3)
+    for i in range(3):  # others take the cached GPU copies, the host pages stay
+        rig.serve(f"other{i}", [5000 + 100 * i + t for t in range(60)], steps=3)
+    key = rig.arrive("again", [*prompt, *range(600, 620)], new=20)
+    copies = [t for t in rig.step(ack=False).transfers if t.kind is TransferKind.RESTORE]
+    assert copies, "the hit was not restored"
+    rig.enqueue(*[t.transfer for t in copies])
+    return rig, key, copies

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_case import SMALL, call, error_of, report_of
+from damaged_logs import Refusing
 
 from hisparse.engine.options import RunConfig
 from hisparse.engine.run import Job
@@ -20,7 +21,6 @@ from hisparse.fsm.events import EVENT_TYPES, Tick
 from hisparse.fsm.fold import fold
 from hisparse.fsm.history import names_id
 from hisparse.fsm.log_disk import DiskLog
-from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.state import digest
@@ -143,17 +143,6 @@ def folded(history, seq):
     """The state after `seq`, from the first event on."""
     events = itertools.takewhile(lambda one: one[0] <= seq, history.read(1))
     return fold(history.config, events)
-
-
-class Refusing(OsDisk):
-    """A full disk, while it is `full`."""
-
-    full = False
-
-    def write(self, fd, data, offset):
-        if self.full:
-            raise OSError(28, "No space left on device")
-        return super().write(fd, data, offset)
 
 
 @pytest.mark.parametrize("verb", [("replay",), ("log", "info")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_rig import PAGE, SchedulerRig, make_config
+from kv_rig import PAGE, SchedulerRig, make_config, restoring
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.wire import Ack, AckKind, TransferKind
@@ -10,30 +10,8 @@ from hisparse.fsm.wire import Ack, AckKind, TransferKind
 PROMPT = list(range(40))
 
 
-def restored(rig):
-    """A request whose hit is being restored: its copies are enqueued, none has completed."""
-    first = rig.arrive("first", PROMPT)
-    for _ in range(3):
-        rig.step()
-    rig.finish(first)
-    rig.step()
-    for i in range(3):  # others take the cached GPU copies, the host pages stay
-        other = rig.arrive(f"other{i}", [5000 + 100 * i + t for t in range(60)])
-        for _ in range(3):
-            rig.step()
-        rig.finish(other)
-        rig.step()
-    key = rig.arrive("again", [*PROMPT, *range(600, 620)], new=20)
-    command = rig.step(ack=False)
-    copies = [t for t in command.transfers if t.kind is TransferKind.RESTORE]
-    assert copies, "the hit was not restored"
-    rig.enqueue(*[t.transfer for t in copies])
-    return key, copies
-
-
 def test_rows_computed_while_a_restore_is_under_way_are_provisional():
-    rig = SchedulerRig(make_config(blocks=46, host_pages=100, longest=80))
-    key, copies = restored(rig)
+    rig, key, copies = restoring(PROMPT)
     hit = rig.state.requests[key].hit_tokens
     assert rig.state.rows.computed[rig.row(key)] > hit
     assert rig.coordinator.confirmed(*key) == hit
@@ -42,8 +20,7 @@ def test_rows_computed_while_a_restore_is_under_way_are_provisional():
 
 
 def test_provisional_pages_are_neither_published_nor_found():
-    rig = SchedulerRig(make_config(blocks=46, host_pages=100, longest=80))
-    key, copies = restored(rig)
+    rig, key, copies = restoring(PROMPT)
     command = rig.step(ack=False)  # their write-backs complete before the restore does
     rig.complete(*[t.transfer for t in command.transfers])
     hit = rig.state.requests[key].hit_tokens // PAGE
@@ -55,9 +32,7 @@ def test_provisional_pages_are_neither_published_nor_found():
 
 
 def test_after_a_failed_restore_nothing_of_it_is_ever_published():
-    config = make_config(blocks=46, host_pages=100, longest=80, on_copy_failure="fail")
-    rig = SchedulerRig(config)
-    key, copies = restored(rig)
+    rig, key, copies = restoring(PROMPT, on_copy_failure="fail")
     command = rig.step(ack=False)
     fresh = rig.state.requests[key].hashes[rig.state.requests[key].hit_tokens // PAGE :]
     rig.complete(*[t.transfer for t in command.transfers])

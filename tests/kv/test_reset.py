@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kv_rig import SchedulerRig, make_config
+from kv_rig import SchedulerRig, make_config, warm
 
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
@@ -11,18 +11,6 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockRole
 
 PROMPT = list(range(40))
-
-
-def warm(**changes):
-    """A rig whose caches hold the pages of a finished request."""
-    rig = SchedulerRig(make_config(**changes))
-    key = rig.arrive("first", PROMPT)
-    for _ in range(4):
-        rig.step()
-    rig.finish(key)
-    rig.step()
-    assert rig.drained() and rig.state.prefix
-    return rig
 
 
 def wholly_free(state):
@@ -34,7 +22,7 @@ def wholly_free(state):
 
 
 def test_both_tiers_are_wholly_free_afterwards_and_nothing_is_found():
-    rig = warm()
+    rig = warm(PROMPT)
     roles = {int(r) for r in rig.state.blocks.role[rig.state.blocks.cached.ordered()]}
     assert roles == {BlockRole.RESIDENT, BlockRole.INDEX}, "both kinds were cached"
     assert rig.coordinator.reset_prefix_cache() is True
@@ -46,7 +34,7 @@ def test_both_tiers_are_wholly_free_afterwards_and_nothing_is_found():
 
 
 def test_the_worker_is_told_to_forget_what_went():
-    rig = warm()
+    rig = warm(PROMPT)
     gone = rig.state.blocks.cached.ordered().tolist(), rig.state.pages.evictable.ordered().tolist()
     rig.coordinator.reset_prefix_cache()
     command = rig.step()
@@ -81,7 +69,7 @@ def held_by_a_step_that_may_still_read(rig):
     [held_by_a_live_request, held_by_a_copy_in_flight, held_by_a_step_that_may_still_read],
 )
 def test_it_says_no_and_changes_nothing_while_anything_is(hold):
-    rig = warm()
+    rig = warm(PROMPT)
     hold(rig)
     before = (rig.coordinator.digest(), rig.state.seq, sorted(rig.state.prefix))
     assert rig.coordinator.reset_prefix_cache() is False
@@ -89,7 +77,7 @@ def test_it_says_no_and_changes_nothing_while_anything_is(hold):
 
 
 def test_what_refused_it_ends_and_then_it_goes_through():
-    rig = warm()
+    rig = warm(PROMPT)
     held_by_a_copy_in_flight(rig)
     rig.complete(*list(rig.state.transfers))
     rig.retire()
@@ -97,7 +85,7 @@ def test_what_refused_it_ends_and_then_it_goes_through():
 
 
 def test_a_request_that_waits_holds_nothing_and_finds_nothing_after():
-    rig = warm()
+    rig = warm(PROMPT)
     key = rig.arrive("waits", [*PROMPT, 7])
     assert rig.coordinator.reset_prefix_cache()
     rig.step()
@@ -118,7 +106,7 @@ def test_without_offload_the_index_blocks_go():
 
 
 def test_the_connector_has_the_verb_under_the_engines_name():
-    rig = warm()
+    rig = warm(PROMPT)
     connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=rig.coordinator)
     assert connector.reset_cache() is True
     assert len(rig.events(ev.PrefixCacheReset)) == 1

@@ -3,7 +3,7 @@ nobody else notices."""
 
 from __future__ import annotations
 
-from kv_rig import PAGE, SchedulerRig, make_config
+from kv_rig import PAGE, SchedulerRig, make_config, restoring
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import RequestState
@@ -134,35 +134,14 @@ def test_hashes_of_withdrawn_tokens_are_forgotten():
     assert rig.state.requests[first].hashes == rig.hasher.extend(b"", PROMPT)
 
 
-def restoring():
-    """(rig, request, its restores): rows were computed behind a hit that is being restored."""
-    rig = SchedulerRig(make_config(blocks=46, host_pages=100, longest=80))
-    first = rig.arrive("first", PROMPT)
-    for _ in range(3):
-        rig.step()
-    rig.finish(first)
-    rig.step()
-    for i in range(3):
-        other = rig.arrive(f"other{i}", [5000 + 100 * i + t for t in range(60)])
-        for _ in range(3):
-            rig.step()
-        rig.finish(other)
-        rig.step()
-    key = rig.arrive("again", [*PROMPT, *range(600, 620)], new=20)
-    command = rig.step(ack=False)
-    copies = [t.transfer for t in command.transfers if t.kind is TransferKind.RESTORE]
-    rig.enqueue(*copies)
-    return rig, key, copies
-
-
 def test_a_failed_restore_loses_no_row_of_the_hit_which_is_read_from_the_host():
-    rig, key, copies = restoring()
+    rig, key, copies = restoring(PROMPT)
     hit = rig.state.requests[key].hit_tokens
     pages = rig.host(key)[: hit // PAGE]
-    rig.fail(copies[0])
+    rig.fail(copies[0].transfer)
     assert rig.state.rows.computed[rig.row(key)] == hit
     assert rig.host(key)[: hit // PAGE] == pages and rig.blocks(key)[0] == 0
-    rig.complete(*copies[1:])
+    rig.complete(*[t.transfer for t in copies[1:]])
     rig.retire()
     for _ in range(3):
         rig.step()

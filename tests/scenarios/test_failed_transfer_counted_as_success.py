@@ -11,44 +11,19 @@ from __future__ import annotations
 
 import pytest
 from byte_rig import ByteRig
-from kv_rig import SchedulerRig, make_config
+from kv_rig import make_config, restoring
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import HOST_PAGE, PageState
-from hisparse.fsm.wire import TransferKind
 from hisparse.testing.simulator import Simulation
 
 PROMPT = list(range(40))
 COUNTS = ("transfers_failed", "rewinds", "requests_failed")
 
 
-def restoring(on_copy_failure):
-    """(rig, request, the copies that bring its hit back): they were enqueued, none completed."""
-    config = make_config(
-        blocks=46, host_pages=100, longest=80, on_copy_failure=on_copy_failure
-    )  # fmt: skip
-    rig = SchedulerRig(config)
-    first = rig.arrive("first", PROMPT)
-    for _ in range(3):
-        rig.step()
-    rig.finish(first)
-    rig.step()
-    for i in range(3):  # others take the cached GPU copies, the host pages stay
-        other = rig.arrive(f"other{i}", [5000 + 100 * i + t for t in range(60)])
-        for _ in range(3):
-            rig.step()
-        rig.finish(other)
-        rig.step()
-    key = rig.arrive("again", [*PROMPT, *range(600, 620)], new=20)
-    copies = [t for t in rig.step(ack=False).transfers if t.kind is TransferKind.RESTORE]
-    assert copies, "the hit was not restored"
-    rig.enqueue(*[t.transfer for t in copies])
-    return rig, key, copies
-
-
 @pytest.mark.parametrize("policy", ["rewind", "fail"])
 def test_a_failed_load_is_no_success_in_any_counter_and_its_rows_are_never_certain(policy):
-    rig, key, copies = restoring(policy)
+    rig, key, copies = restoring(PROMPT, on_copy_failure=policy)
     counts = rig.coordinator.metrics.counts
     before, hit = dict(counts), rig.state.requests[key].hit_tokens
     rig.fail(copies[0].transfer)

@@ -6,21 +6,11 @@ and what it holds there is no event of anybody else. What goes before only makes
 
 from __future__ import annotations
 
-from kv_rig import SchedulerRig, make_config
+from kv_rig import warm
 
 from hisparse.fsm import events as ev
 
 STEM = list(range(40))
-
-
-def warm(**changes):
-    rig = SchedulerRig(make_config(**changes))
-    key = rig.arrive("first", STEM)
-    for _ in range(4):
-        rig.step()
-    rig.finish(key)
-    rig.step()
-    return rig
 
 
 def pressed(rig):
@@ -35,7 +25,7 @@ def pressed(rig):
 
 
 def test_pages_evicted_while_it_waits_make_its_hit_shorter_and_nothing_else():
-    rig = warm(host_pages=20)
+    rig = warm(STEM, host_pages=20)
     other, again, found = pressed(rig)
     rig.coordinator.abort(*other)
     rig.step()  # its last copies settle
@@ -45,7 +35,7 @@ def test_pages_evicted_while_it_waits_make_its_hit_shorter_and_nothing_else():
 
 
 def test_between_admission_and_lease_there_is_no_event():
-    rig = warm(host_pages=20)
+    rig = warm(STEM, host_pages=20)
     other, again, _ = pressed(rig)
     rig.coordinator.abort(*other)
     rig.step()  # its last copies settle
@@ -62,7 +52,7 @@ def test_between_admission_and_lease_there_is_no_event():
 
 
 def test_pages_promised_to_one_are_not_evicted_for_another():
-    rig = warm(host_pages=22)
+    rig = warm(STEM, host_pages=22)
     again = rig.arrive("again", [*STEM, 7], new=1)
     rig.arrive("other", [900 + t for t in range(44)])
     rig.step()

@@ -7,21 +7,11 @@ admits the request that they were promised to, and go back at the end of that ve
 from __future__ import annotations
 
 import numpy as np
-from kv_rig import SchedulerRig, make_config
+from kv_rig import warm
 
 from hisparse.fsm import events as ev
 
 STEM = list(range(40))
-
-
-def warm(**changes):
-    rig = SchedulerRig(make_config(**changes))
-    key = rig.arrive("first", STEM)
-    for _ in range(4):
-        rig.step()
-    rig.finish(key)
-    rig.step()
-    return rig
 
 
 def pinned(rig):
@@ -29,7 +19,7 @@ def pinned(rig):
 
 
 def test_a_hit_that_the_gpu_holds_too_needs_no_load_and_leaves_no_pin():
-    rig = warm()
+    rig = warm(STEM)
     key = rig.arrive("again", [*STEM, 7])
     rig.step()
     assert rig.state.requests[key].hit_tokens == 40 and pinned(rig) >= 10
@@ -40,7 +30,7 @@ def test_a_hit_that_the_gpu_holds_too_needs_no_load_and_leaves_no_pin():
 
 
 def test_a_refused_attempt_holds_nothing_however_often_it_is_retried():
-    rig = warm(host_pages=24)
+    rig = warm(STEM, host_pages=24)
     big = rig.arrive("big", [900 + t for t in range(48)], new=16)
     rig.step()
     held = pinned(rig)
@@ -57,7 +47,7 @@ def test_a_refused_attempt_holds_nothing_however_often_it_is_retried():
 
 
 def test_an_attempt_that_is_aborted_or_preempted_gives_its_pins_back_once():
-    rig = warm()
+    rig = warm(STEM)
     for end in (rig.coordinator.abort, rig.coordinator.preempt):
         key = rig.arrive("again", [*STEM, 7])
         rig.step()
