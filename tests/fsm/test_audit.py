@@ -16,7 +16,7 @@ from hisparse.fsm.describe import line
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.invariants import Checker
 from hisparse.fsm.invariants.incremental import Incremental
-from hisparse.fsm.machines import BlockState, HotState, PageState
+from hisparse.fsm.machines import BlockState, PageState
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table
 from hisparse.fsm.witness import shows, witness
@@ -137,11 +137,6 @@ def lose_page_state(state, event):
 def lose_entry(state, event):
     if isinstance(event, ev.BlocksReserved) and event.role == 0:
         state.table(Table.RESIDENT)[event.row, event.entry] = 0
-
-
-def keep_no_hot_region(state, event):
-    if isinstance(event, ev.HotLeased):
-        state.request_of(event.row).hot = HotState.WANTED
 
 
 def empty_a_computed_block(state, event):

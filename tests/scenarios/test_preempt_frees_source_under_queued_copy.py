@@ -26,10 +26,6 @@ def sent_not_enqueued(lag=1.0, seed=0):
     return rig, victim, {t.block for t in command.transfers}
 
 
-def reserved_by(rig, row_of):
-    return {b for e in rig.events(ev.BlocksReserved) if e.row == row_of for b in e.blocks}
-
-
 def reused_under_a_copy(rig):
     """Blocks that were given out between the plan of a copy and its last ENQUEUED (or failure)."""
     source, bad = {}, set()
