@@ -5,9 +5,10 @@
               long prompts, then decode), so that kinds and sizes are what a service writes
     state     bytes of the arrays that a block takes, counted, not timed
     check     the whole verb on logs of several shapes: `log_check`
+    seek      the state at any seq of a long log: `log_seek`
 
-A sample is a batch of 64 events, but for the fold a page transition and for `check`, where it is a
-run: their p99 is the slowest run.
+A sample is a batch of 64 events, for `seek` a seek, but for the fold a page transition and for
+`check` a run: their p99 is the slowest run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from hisparse.bench.coordinator import LAYOUT, PAGE_SIZE, Decoding
 from hisparse.bench.log_append import bench_append
 from hisparse.bench.log_check import bench_check, page_transitions
+from hisparse.bench.log_seek import bench_seek
 from hisparse.bench.measure import Case, summarise
 from hisparse.config import HiSparseConfig, LogConfig, PolicyConfig, PoolConfig, ScheduleConfig
 from hisparse.fsm.events import Event
@@ -36,15 +38,17 @@ def bench_log(
     tokens: int = 32_768,
     steps: int = 512,
     checked: int = 20_000,
+    sought: int = 1_000_000,
     runs: int = 5,
 ) -> list[Case]:
     """All cases. `requests`, `tokens`, `steps`: the folded workload; `checked`: events of each log
-    that is checked."""
+    that is checked; `sought`: of the one that is sought in."""
     return [
         *bench_append(directory, runs=runs),
         *bench_fold(requests, tokens, steps, runs),
         *state_bytes(),
         *bench_check(directory, events=checked, runs=runs),
+        *bench_seek(directory, served=min(checked, sought), events=sought, runs=runs),
     ]
 
 

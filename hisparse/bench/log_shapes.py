@@ -40,8 +40,19 @@ WAITING = 2  # requests that wait at any time
 class Serving:
     """Short requests of random lengths, one after another, each decoded to its end."""
 
-    def __init__(self, directory: Path, *, ranks: int, gpu_blocks: int, host_pages: int) -> None:
-        log = LogConfig(mode="disk", dir=directory)
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        ranks: int,
+        gpu_blocks: int,
+        host_pages: int,
+        snapshot_events: int = 0,
+        compress: bool = False,
+    ) -> None:
+        log = LogConfig(
+            mode="disk", dir=directory, snapshot_events=snapshot_events, compress=compress
+        )
         probe = self._config(gpu_blocks, 1.0, ranks, log)
         self.config = self._config(gpu_blocks, host_pages * probe.host_page_bytes / GIB, ranks, log)
         self.log = open_log(

@@ -69,10 +69,17 @@ def coordinator(
     "--checked", type=click.IntRange(100), default=20_000, show_default=True,
     help="Events of each log that is checked.",
 )  # fmt: skip
+@click.option(
+    "--sought", type=click.IntRange(100), default=1_000_000, show_default=True,
+    help="Events of the log that is sought in.",
+)  # fmt: skip
 @_runs
 @_json
-def log(requests: int, tokens: int, steps: int, checked: int, runs: int, json: bool) -> None:
-    """Events appended, beside `eventsourcing` and a plain file; folded; checked; a state's bytes.
+def log(
+    requests: int, tokens: int, steps: int, checked: int, sought: int, runs: int, json: bool
+) -> None:
+    """Events appended, beside `eventsourcing` and a plain file; folded; checked; sought; a state's
+    bytes.
 
     Without the extra `hisparse[bench]` the cases of `eventsourcing` are left out.
 
@@ -83,7 +90,13 @@ def log(requests: int, tokens: int, steps: int, checked: int, runs: int, json: b
 
     def measure(directory: Path) -> list[Case]:
         return bench_log(
-            directory, requests=requests, tokens=tokens, steps=steps, checked=checked, runs=runs
+            directory,
+            requests=requests,
+            tokens=tokens,
+            steps=steps,
+            checked=checked,
+            sought=sought,
+            runs=runs,
         )
 
     _report(measure, json)

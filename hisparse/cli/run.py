@@ -76,6 +76,13 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
     help="Write the event log below DIR, which must not hold one yet.",
 )
 @click.option(
+    "--snapshot-events",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --log: a snapshot of the state each N events, near any place that is asked for.  "
+    "[default: none]",
+)
+@click.option(
     "--log-mode",
     type=click.Choice(["off", "ring"]),
     help="Keep no history, or the last events in memory.  [default: ring]",
@@ -89,7 +96,13 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
     "--seed", "Seed of weights, tokens, streams, aborts and preemptions.", type=int, metavar="S"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any) -> int:
+def run(
+    log_dir: Path | None,
+    snapshot_events: int | None,
+    log_mode: str | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
     """Serve a trace over a small GPU pool and a host pool, and verify every bit.
 
     Exits 0 only if tokens are identical to those of an unlimited resident pool and no invariant
@@ -99,9 +112,15 @@ def run(log_dir: Path | None, log_mode: str | None, as_json: bool, **given: Any)
     """
     if log_dir is not None and log_mode is not None:
         raise click.UsageError("--log and --log-mode exclude each other: a log in DIR keeps all")
+    if snapshot_events is not None and log_dir is None:
+        raise click.UsageError("--snapshot-events is of a log on disk: give --log DIR")
     options = {name: value for name, value in given.items() if value is not None}
     if log_dir is not None:
-        options["log"] = {"mode": "disk", "dir": log_dir}
+        options["log"] = {
+            "mode": "disk",
+            "dir": log_dir,
+            "snapshot_events": snapshot_events or 0,
+        }
     elif log_mode is not None:
         options["log"] = {"mode": log_mode}
     refuse_unknown_policy(options.get("policy"))

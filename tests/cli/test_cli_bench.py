@@ -17,7 +17,7 @@ from hisparse.fsm.events import AcknowledgementsTaken, PagesSpilled
 KEYS = {"name", "median", "p99", "unit", "runs", "spread", "ratios"}
 NUMBERS = ("median", "p99", "spread")
 TINY = {
-    "log": ("--requests", 1, "--tokens", 128, "--steps", 4, "--checked", 200),
+    "log": ("--requests", 1, "--tokens", 128, "--steps", 4, "--checked", 200, "--sought", 12_000),
     "coordinator": ("--requests", 2, "--tokens", 128, "--gpu-blocks", 500, "--steps", 4),
 }
 WORLDS = ("log ring", "log off", "log disk", "lockstep", "tenfold blocks", "tenfold both")
@@ -34,6 +34,11 @@ NAMES = {
         "state, columns and queues",
         "state, with the tables that name blocks",
         *(f"{what}, {shape}" for shape in SHAPES for what in ("check", "its CPU time")),
+        *(
+            f"{what}seek{how}, 12000 events"
+            for how in ("", ", compressed")
+            for what in ("", "its CPU time, ")
+        ),
     ],
     "coordinator": [
         f"{name}, 2 x 128 tokens"
@@ -49,7 +54,7 @@ NAMES = {
         )
     ],
 }
-UNITS = {"us/transition", "us/event", "us/step", "B/block", "s/M transitions"}
+UNITS = {"us/transition", "us/event", "us/step", "B/block", "s/M transitions", "ms/seek"}
 
 
 @pytest.fixture(scope="module", params=list(TINY))

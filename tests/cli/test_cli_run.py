@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 from cli_case import SMALL, call, call_process, error_of, report_of, small_trace
@@ -47,7 +48,8 @@ def test_table_says_the_same_as_json(small_report):
 
 def test_options_map_to_fields():
     """Each option but the log's and --json is one field of RunConfig, and none is left out."""
-    options = {parameter.name for parameter in run.params} - {"log_dir", "log_mode", "as_json"}
+    of_log = {"log_dir", "log_mode", "snapshot_events", "as_json"}
+    options = {parameter.name for parameter in run.params} - of_log
     assert options == set(RunConfig.model_fields) - {"log"}
 
 
@@ -75,6 +77,23 @@ def test_a_replay_of_the_log_ends_where_the_report_says(tmp_path):
     replayed = report_of(call("replay", tmp_path, "--json"))
     assert replayed["state_digest"] == report["state_digest"]
     assert replayed["seq"] == report["events"]
+
+
+def test_snapshots_are_taken_as_often_as_asked_and_change_no_answer(tmp_path, small_report):
+    report = report_of(
+        call("run", *SMALL, "--json", "--log", tmp_path / "log", "--snapshot-events", 100)
+    )
+    info = report_of(call("log", "info", tmp_path / "log", "--json"))
+    assert report["state_digest"] == small_report["state_digest"]
+    assert 2 <= len(info["snapshots"]) <= report["events"] // 100
+    middle = ("replay", tmp_path / "log", "--json", "--at", report["events"] - 10)
+    near = report_of(call(*middle))
+    shutil.rmtree(tmp_path / "log" / "scheduler" / "snapshots")
+    assert report_of(call(*middle)) == near
+
+
+def test_snapshots_without_a_log_are_refused():
+    assert "--log DIR" in error_of(call("run", *SMALL, "--snapshot-events", 100))
 
 
 @pytest.mark.parametrize("broken", ["tokens", "violation"])
