@@ -24,8 +24,7 @@ def lost(loss: Loss | None) -> dict[str, Any] | None:
     """What a reader could not read, for JSON."""
     if loss is None:
         return None
-    names = ("segment", "offset", "expected_seq", "lost_bytes", "reason", "torn")
-    return {name: getattr(loss, name) for name in names}
+    return msgspec.structs.asdict(loss)
 
 
 def dropped(gaps: Iterable[Gap]) -> list[dict[str, Any]]:

@@ -52,7 +52,6 @@ class Loss(msgspec.Struct, frozen=True):
     expected_seq: int
     lost_bytes: int
     reason: str
-    last_segment: bool
     torn: bool  # nothing valid follows: what an interrupted write leaves; else it is damage
 
     def __str__(self) -> str:
@@ -165,7 +164,7 @@ class FrameWalk:
         torn = last and not at.compressed  # that one is never written in place
         if torn:
             torn = not at.intact_after(self.next_seq) if whole else at.torn_header
-        return Loss(at.name, at.offset, self.next_seq, at.rest(), reason, last, torn)
+        return Loss(at.name, at.offset, self.next_seq, at.rest(), reason, torn)
 
     def close(self) -> None:
         if self.segment is not None:
