@@ -45,6 +45,7 @@ class Audit:
         self._checker = Checker(config)
         self._watch = Incremental(self.state)
         self._every, self._keep = recount_events, keep
+        self._most = config.schedule.max_model_len
         self._told: set[tuple[str, str]] = set()
         self._next_recount = recount_events
         self._stopped = False
@@ -57,7 +58,7 @@ class Audit:
         if isinstance(event, UnknownEvent):
             text = f"kind {event.kind} is not one that this version knows"
             return self._stop(Violation("UnknownEvent", seq, text))
-        counted = isinstance(event, _COUNTED)
+        counted = type(event) in _COUNTED
         if counted and self._absurd(event):
             text = f"{type(event).__name__} counts more rows than a request can have"
             return self._stop(Violation("ValueError", seq, text))
@@ -102,9 +103,8 @@ class Audit:
 
     def _absurd(self, event: Any) -> bool:
         """Whether a check that walks over the rows of a step would not end in reasonable time."""
-        most = self.state.config.schedule.max_model_len
         counts = (*event.counts, *getattr(event, "starts", ()))
-        return any(not 0 <= count <= most for count in counts)
+        return bool(counts) and not 0 <= min(counts) <= max(counts) <= self._most
 
     def _judge(self, seq: int, event: Event) -> list[Violation]:
         """Every check of the run. A check that raises met an event that names what the log never

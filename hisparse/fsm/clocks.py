@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from operator import gt
 
 import msgspec
 import numpy as np
@@ -56,9 +57,13 @@ class Unordered(msgspec.Struct, frozen=True):
 
 
 class _Pool:
-    """Of each id: its last write, and its last read on each stream, as (clock, seq)."""
+    """Of each id: its last write, and its last read on each stream, as (clock, seq). `newest_write`
+    and `newest_read` have the clock of the last of all on each stream: a clock that knows those
+    knows every id's, and no id needs to be looked at."""
 
     def __init__(self, n: int) -> None:
+        self.newest_write = [0] * STREAMS_MAX
+        self.newest_read = [0] * STREAMS_MAX
         self.write_stream = np.zeros(n, dtype=np.int64)
         self.write_time = np.zeros(n, dtype=np.int64)
         self.write_seq = np.zeros(n, dtype=np.int64)
@@ -76,9 +81,10 @@ class Clocks:
         self._keep = keep
         self._pools = {"gpu": _Pool(blocks), "host": _Pool(pages), "suffix": _Pool(suffixes)}
         self._streams: list[str] = []
-        self._clocks = np.zeros((STREAMS_MAX, STREAMS_MAX), dtype=np.int64)
-        self._host = np.zeros(STREAMS_MAX, dtype=np.int64)  # what the rank saw pass
-        self._events: dict[int, I64] = {}
+        self._clocks = [[0] * STREAMS_MAX for _ in range(STREAMS_MAX)]
+        self._host = [0] * STREAMS_MAX  # what the rank saw pass
+        self._joined: list[list[int] | None] = [None] * STREAMS_MAX  # what of that each knows
+        self._events: dict[int, list[int]] = {}
         self._records: list[tuple[list[int], list[int]]] = []  # a stream's (clock, event) records
         self._last_event = 0
         self._copies: dict[int, int] = {}  # transfer -> the event behind its copy
@@ -109,15 +115,15 @@ class Clocks:
         match event:
             case ev.StreamRecorded():
                 stream = self._stream(event.stream)
-                self._events[event.event] = self._clocks[stream].copy()
+                clock = self._events[event.event] = self._clocks[stream].copy()
                 self._last_event = event.event
                 times, idents = self._records[stream]
-                times.append(int(self._clocks[stream, stream]))
+                times.append(clock[stream])
                 idents.append(event.event)
             case ev.StreamWaited():
                 stream, passed = self._stream(event.stream), self._events.get(event.event)
                 if passed is not None:
-                    np.maximum(self._clocks[stream], passed, out=self._clocks[stream])
+                    self._clocks[stream] = _later(self._clocks[stream], passed)
             case ev.MemoryAccessed():
                 held = self._pools.get(event.pool)
                 if held is not None:  # a log may say anything
@@ -135,7 +141,7 @@ class Clocks:
         of = self._steps if event.kind == AckKind.RETIRED else self._copies
         passed = self._events.get(of.pop(event.ident, -1))
         if passed is not None:
-            np.maximum(self._host, passed, out=self._host)
+            self._host = _later(self._host, passed)
 
     def _stream(self, name: str) -> int:
         """The number of a stream, whose clock now knows all that the rank saw."""
@@ -145,7 +151,9 @@ class Clocks:
             self._streams.append(name)
             self._records.append(([], []))
         number = self._streams.index(name)
-        np.maximum(self._clocks[number], self._host, out=self._clocks[number])
+        if self._joined[number] is not self._host:
+            self._joined[number] = self._host
+            self._clocks[number] = _later(self._clocks[number], self._host)
         return number
 
     # -- accesses ---------------------------------------------------------------------------------
@@ -157,23 +165,27 @@ class Clocks:
         stream, held = self._stream(name), self._pools[pool]
         clock = self._clocks[stream]
         clock[stream] += 1
-        writer = held.write_stream[ids]
-        for at in (held.write_time[ids] > clock[writer]).nonzero()[0][:1].tolist():
-            ident = int(ids[at])
-            first = (int(held.write_seq[ident]), int(writer[at]), True)
-            self._tell(pool, ident, first, int(held.write_time[ident]), (seq, stream, write))
+        if any(map(gt, held.newest_write, clock)):
+            writer = held.write_stream[ids]
+            for at in (held.write_time[ids] > np.array(clock)[writer]).nonzero()[0][:1].tolist():
+                ident = int(ids[at])
+                first = (int(held.write_seq[ident]), int(writer[at]), True)
+                self._tell(pool, ident, first, int(held.write_time[ident]), (seq, stream, write))
         if not write:
             held.read_time[stream, ids], held.read_seq[stream, ids] = clock[stream], seq
+            held.newest_read[stream] = clock[stream]
             return
-        known = len(self._streams)
-        late = held.read_time[:known, ids] > clock[:known, None]
-        for other in late.any(axis=1).nonzero()[0].tolist():
-            ident = int(ids[late[other].argmax()])
-            first = (int(held.read_seq[other, ident]), other, False)
-            time = int(held.read_time[other, ident])
-            self._tell(pool, ident, first, time, (seq, stream, True))
+        for other, newest in enumerate(held.newest_read):
+            if newest <= clock[other]:
+                continue
+            late = held.read_time[other, ids]
+            for at in (late > clock[other]).nonzero()[0][:1].tolist():
+                ident = int(ids[at])
+                first = (int(held.read_seq[other, ident]), other, False)
+                self._tell(pool, ident, first, int(late[at]), (seq, stream, True))
         held.write_stream[ids], held.write_time[ids] = stream, clock[stream]
         held.write_seq[ids] = seq
+        held.newest_write[stream] = clock[stream]
 
     def _tell(
         self,
@@ -211,6 +223,11 @@ class Clocks:
                 edge,
             )
         )
+
+
+def _later(clock: list[int], other: list[int]) -> list[int]:
+    """What either clock knows."""
+    return [a if a > b else b for a, b in zip(clock, other, strict=True)]
 
 
 def _words(stream: str, write: bool, pool: str, ident: int) -> str:

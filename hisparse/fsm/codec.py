@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from functools import cache
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -66,15 +67,28 @@ def _without_words(schema: Any) -> Any:
     return schema
 
 
+@cache
+def _decoder(kind: type[Event]) -> Any:
+    return msgspec.msgpack.Decoder(kind).decode
+
+
+@cache
+def _schema_digest(types: tuple[type[Event], ...]) -> str:
+    schema = _without_words(msgspec.json.schema_components(types))
+    text = json.dumps(schema, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 class Codec:
     """Bodies of the events in `types`: msgpack, the tag doubling as the frame's kind.
 
     Raises UsageError for a type without an integer tag in ``[0, 0xFF00)``, or for a tag used twice.
     """
 
-    __slots__ = ("_decoders", "_encode", "_kinds", "schema_digest")
+    __slots__ = ("_decoders", "_encode", "_kinds", "_types")
 
     def __init__(self, types: tuple[type[Event], ...]) -> None:
+        self._types = types
         self._encode = msgspec.msgpack.Encoder().encode
         self._kinds: dict[type, int] = {}
         self._decoders: dict[int, Any] = {}
@@ -85,10 +99,12 @@ class Codec:
             if kind in self._decoders:
                 raise UsageError(f"{cls.__name__} reuses kind {kind}: a kind names one event")
             self._kinds[cls] = kind
-            self._decoders[kind] = msgspec.msgpack.Decoder(cls).decode
-        schema = _without_words(msgspec.json.schema_components(types))
-        text = json.dumps(schema, sort_keys=True, separators=(",", ":"))
-        self.schema_digest: str = hashlib.sha256(text.encode()).hexdigest()
+            self._decoders[kind] = _decoder(cls)
+
+    @property
+    def schema_digest(self) -> str:
+        """Of the declarations, without their words."""
+        return _schema_digest(self._types)
 
     def encode(self, event: LoggedEvent) -> tuple[int, bytes]:
         """Kind and body. Raises UsageError for an undeclared type or an unencodable field."""

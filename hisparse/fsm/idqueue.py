@@ -37,6 +37,11 @@ class IdQueue:
         return bool(self._place[ident])
 
     @property
+    def places(self) -> npt.NDArray[np.int32]:
+        """int32 [size]: where each id stands, 0 if it is not in the queue. Not to be written to."""
+        return self._place
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return self._line.nbytes + self._place.nbytes

@@ -35,7 +35,9 @@ class Entries:
 
     def touch(self, places: Iterable[Place]) -> None:
         """Note `places`, which the event at the state's seq touched."""
-        self._touched.update(dict.fromkeys(places, self.state.seq))
+        touched, seq = self._touched, self.state.seq
+        for place in places:
+            touched[place] = seq
 
     def unreadable(self) -> list[Fault]:
         """Faults of what was touched, as (invariant, seq that touched it last, message)."""

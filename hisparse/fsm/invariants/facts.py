@@ -108,12 +108,21 @@ class Run:
     def written(self, e: ev.StepPlanned) -> list[Place]:
         """The entries that hold the rows of a planned step."""
         places: dict[Place, None] = {}
+        size = self.page_size
+        sizes = ((BlockRole.RESIDENT, size), (BlockRole.INDEX, size * self.index_pages_per_block))
         for row, start, count in zip(e.rows, e.starts, e.counts, strict=True):
-            for role in (BlockRole.RESIDENT, BlockRole.INDEX):
-                size = self.page_size * self.span(role)
-                entries = range(start // size, ceil_div(start + count, size))
-                places |= {(role, row, entry): None for entry in entries}
+            for role, size in sizes:
+                for entry in range(start // size, ceil_div(start + count, size)):
+                    places[role, row, entry] = None
         return list(places)
+
+    def entries_of(self, e: ev.HostPagesReleased) -> dict[int, int]:
+        """Pages that are given back -> the entry of the row that has a copy in it."""
+        held, named = self.host.get(e.row, {}), dict(zip(e.pages, e.entries, strict=False))
+        if len(named) == len(e.pages) and all(held.get(at) == page for page, at in named.items()):
+            return named
+        gone = set(e.pages)  # a reservation, or a wrong word: wherever it is
+        return {page: entry for entry, page in held.items() if page in gone}
 
     def take(self, e: ev.Event) -> None:
         """Note what `e` says."""
@@ -209,8 +218,9 @@ class Run:
             self.host[e.row][entry] = page
 
     def _handed_back(self, e: ev.HostPagesReleased) -> None:
-        gone, held = set(e.pages), self.host[e.row]
-        self.host[e.row] = {entry: page for entry, page in held.items() if page not in gone}
+        held = self.host[e.row]
+        for entry in self.entries_of(e).values():
+            del held[entry]
         for page in e.pages:
             self.leases.get(page, set()).discard(e.row)
             if e.trigger is not None:

@@ -148,13 +148,13 @@ class Incremental:
         event, kind = self._event, type(self._event)
         if kind in _QUIET:
             return []
+        changes = _CHANGES.get(kind)
         if kind is ev.HostPagesReserved:
             self._count_pages(event.pages, 1)
         elif kind is ev.TransferPinned:
             self._count_pages(event.pages, 1 if event.kind is _RESTORE else -1)
         elif kind is ev.HostPagesReleased and event.trigger is PageTrigger.abandoned:
             self._count_pages(event.pages, -1)
-        changes = _CHANGES.get(kind)
         if changes is not None:
             for row in dict.fromkeys(getattr(event, "rows", ()) or (event.row,)):
                 if row >= 0:
@@ -179,15 +179,19 @@ class Incremental:
         return found
 
     def _count_pages(self, pages: tuple[int, ...], by: int) -> None:
-        np.add.at(self._page_refs, np.array(pages, dtype=np.int64), by)
+        if len(pages) > FEW_ENTRIES:
+            np.add.at(self._page_refs, np.array(pages, dtype=np.int64), by)
+            return
+        for page in pages:
+            self._page_refs[page] += by
 
     def _follow(self, row: int, tables: Iterable[Table]) -> None:
         """Take the changed entries of `row` over, and count what they name."""
         for table in tables:
             now, was = self.state.table(table)[row], self._shadow[table][row]
-            changed = (now != was).nonzero()[0]
-            if not len(changed):
+            if now.tobytes() == was.tobytes():
                 continue
+            changed = (now != was).nonzero()[0]
             entries = changed.tolist()
             gone, come = was[changed].tolist(), now[changed].tolist()
             refs = self._page_refs if table is Table.HOST else self._block_refs
@@ -228,50 +232,54 @@ class Incremental:
 
     # Few ids an event, so plain numbers are faster here than arrays.
     def _check_blocks(self, ids: set[int], found: list[Fault]) -> None:
-        b, counted = self.state.blocks, self._block_refs
-        states, all_refs, free, cached = b.state, b.refs, b.free, b.cached
+        b, counted = self.state.blocks, self._block_refs.item
+        states, all_refs = b.state.item, b.refs.item
+        free, cached = b.free.places.item, b.cached.places.item
         for ident in ids:
-            now, refs = states.item(ident), all_refs.item(ident)
-            in_free, in_cached = ident in free, ident in cached
-            idle = now in (_FREE, _CACHED)
-            good = in_free == (now == _FREE) and in_cached == (now == _CACHED)
-            good &= (now == _LOST or refs > 0) != idle
+            now, refs = states(ident), all_refs(ident)
+            in_free, in_cached = free(ident) != 0, cached(ident) != 0
             if ident == 0:
                 good = not (in_free or in_cached or refs) and now == _FREE
+            else:
+                good = in_free == (now == _FREE) and in_cached == (now == _CACHED)
+                good &= (now == _LOST or refs > 0) != (now == _FREE or now == _CACHED)
             if not good:
                 text = f"block {ident} ({BlockState(now).name}) is not in exactly one of free, "
                 found.append(("conservation", self.state.seq, f"{text}cached, leased, quarantined"))
-            if ident and refs != counted.item(ident):
-                text = f"has {refs} references, {counted[ident]} entries name it"
+            if refs != counted(ident) and ident:
+                text = f"has {refs} references, {counted(ident)} entries name it"
                 found.append(("refcount_exact", self.state.seq, f"block {ident} {text}"))
 
     def _check_pages(self, ids: set[int], found: list[Fault]) -> None:
-        p, counted = self.state.pages, self._page_refs
-        states, all_refs, free, idle = p.state, p.refs, p.free, p.evictable
+        p, counted = self.state.pages, self._page_refs.item
+        states, all_refs = p.state.item, p.refs.item
+        free, idle = p.free.places.item, p.evictable.places.item
         for ident in ids:
-            now, refs = states.item(ident), all_refs.item(ident)
-            in_free, in_evictable = ident in free, ident in idle
-            evictable = now == _PAGE_PUBLISHED and refs == 0
-            good = in_free == (now == _PAGE_FREE) and in_evictable == evictable
-            good &= (now == _PAGE_LOST or refs > 0) != (now == _PAGE_FREE or evictable)
+            now, refs = states(ident), all_refs(ident)
+            in_free, in_evictable = free(ident) != 0, idle(ident) != 0
             if ident == 0:
                 good = not (in_free or in_evictable or refs) and now == _PAGE_FREE
+            else:
+                evictable = now == _PAGE_PUBLISHED and refs == 0
+                good = in_free == (now == _PAGE_FREE) and in_evictable == evictable
+                good &= (now == _PAGE_LOST or refs > 0) != (now == _PAGE_FREE or evictable)
             if not good:
                 text = f"host page {ident} ({PageState(now).name}) is not in exactly one of free, "
                 found.append(
                     ("conservation", self.state.seq, f"{text}evictable, leased, quarantined")
                 )
-            if ident and refs != counted.item(ident):
-                text = f"has {refs} references, {counted[ident]} entries name it"
+            if refs != counted(ident) and ident:
+                text = f"has {refs} references, {counted(ident)} entries name it"
                 found.append(("refcount_exact", self.state.seq, f"host page {ident} {text}"))
 
     def _note_entries(self, blocks: set[int], pages: set[int]) -> None:
         pairs = self._pairs
-        for table, ids in ((Table.RESIDENT, blocks), (Table.HOST, pages)):
-            places = self._places[table]
-            for ident in ids:
-                if ident:
-                    pairs += places.get(ident, ())
+        named = ((self._places[Table.RESIDENT], blocks), (self._places[Table.HOST], pages))
+        for places, ids in named:
+            if len(ids) > 1:  # the null id has no place
+                for ident in ids:
+                    if ident in places:
+                        pairs += places[ident]
         if pairs:
             self._entries.touch(pairs)
 

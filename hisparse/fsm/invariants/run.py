@@ -8,6 +8,7 @@ what an event names and the log never spoke of is a fault, not a KeyError.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.invariants import suffix
@@ -33,7 +34,9 @@ def spill_before_free(run: Run, e: ev.Event) -> Iterator[str]:
                 if row in run.rows and start < run.rows[row].computed:
                     yield f"row {row} computes row {start} again, which was accepted"
             for place in run.written(e):
-                yield from _overwritten(run, place)
+                own = run.block_at.get(place)
+                if own is None or len(run.holders[own]) > 1 or own in run.copy_of_block:
+                    yield from _overwritten(run, place)
         case ev.IndexPagesCopied():
             for block in dict.fromkeys(e.blocks):
                 held = [place for place in run.holders.get(block, ()) if place[1] == e.row]
@@ -261,7 +264,7 @@ def host_reuse_after_readers(run: Run, e: ev.Event) -> Iterator[str]:
 
 
 def _page_given_back(run: Run, e: ev.HostPagesReleased) -> Iterator[str]:
-    tenant, held = run.rows[e.row], {page: at for at, page in run.host.get(e.row, {}).items()}
+    tenant, held = run.rows[e.row], run.entries_of(e)
     for page in e.pages:
         writer = run.page_writer.get(page)
         failed = writer is not None and writer.failed
@@ -298,9 +301,11 @@ def _page_in_use(run: Run, page: int, row: int | None) -> Iterator[str]:
 def _with(name: str, check: Check) -> Check:
     """`check`, and what the same promise says of the CPU tier of indexer pages."""
 
+    of_tier, kinds = suffix.CHECKS[name], suffix.JUDGED[name]
+
     def both(run: Run, e: ev.Event) -> Iterator[str]:
-        yield from check(run, e)
-        yield from suffix.CHECKS[name](run, e)
+        own = check(run, e)
+        return chain(own, of_tier(run, e)) if type(e) in kinds else own
 
     return both
 

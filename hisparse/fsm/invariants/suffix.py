@@ -90,6 +90,16 @@ def settle_once(run: Run, e: ev.Event) -> Iterator[str]:
                 yield f"transfer {ident} settles twice, or was never planned"
 
 
+# The kinds of event that each judges: it says nothing of any other.
+JUDGED: dict[str, tuple[type[ev.Event], ...]] = {
+    "spill_before_free": (ev.BlocksReserved, ev.HotLeased, ev.BlocksEvicted, ev.BlocksReleased),
+    "complete_before_publish": (ev.SuffixPinned,),
+    "publish_accepted_only": (ev.SuffixPinned,),
+    "one_content": (ev.SuffixPinned,),
+    "rank_quorum": (ev.SuffixPinned, ev.SuffixCompleted, ev.SuffixFailed),
+    "settle_once": (ev.SuffixCompleted, ev.SuffixFailed),
+    "host_reuse_after_readers": (ev.SuffixPinned, ev.SuffixEvicted),
+}
 CHECKS: dict[str, Callable[[Run, ev.Event], Iterator[str]]] = {
     "spill_before_free": spill_before_free,
     "complete_before_publish": complete_before_publish,
