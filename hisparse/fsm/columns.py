@@ -57,6 +57,14 @@ def some(mask: Bools) -> bool:
     return 1 in mask.tobytes()
 
 
+def add_one(column: npt.NDArray[np.integer], at: I64) -> None:
+    """Raise `column` by one at each of `at`, as often as it is named."""
+    if len(at) == 1:
+        column[at] += 1
+    else:
+        np.add.at(column, at, 1)
+
+
 def same(left: I64, right: I64) -> bool:
     """Whether both columns hold the same values."""
     return left.tobytes() == right.tobytes()

@@ -53,25 +53,34 @@ class IdQueue:
     def push(self, ids: I64) -> None:
         """Append ids at the tail, in order."""
         n, place = len(ids), self._place
-        assert not place[ids].any(), f"id in the queue twice: {ids[place[ids] != 0][:4]}"
+        assert not np.count_nonzero(place[ids]), (
+            f"id in the queue twice: {ids[place[ids] != 0][:4]}"
+        )
         if self._tail + n > len(self._line):
             self._compact()
         end = self._tail + n
+        if n == 1:  # mostly one id comes: plain numbers are faster
+            self._line[self._tail] = ids[0]
+            place[ids[0]] = end
+            self._tail = end
+            self.count += 1
+            return
         self._line[self._tail : end] = ids
         place[ids] = np.arange(self._tail + 1, end + 1)
-        assert self._live(self._tail, end).all(), "an id was pushed twice"
+        assert np.count_nonzero(self._live(self._tail, end)) == n, "an id was pushed twice"
         self._tail = end
         self.count += n
 
     def remove(self, ids: I64) -> None:
         """Take ids out, wherever they stand."""
-        places = self._place[ids]
-        assert places.all(), f"not in the queue: {ids[places == 0][:4]}"
-        marks = np.arange(-len(ids), 0)
-        self._place[ids] = marks
-        assert (self._place[ids] == marks).all(), "an id was removed twice"
+        places, n = self._place[ids], len(ids)
+        assert np.count_nonzero(places) == n, f"not in the queue: {ids[places == 0][:4]}"
+        if n > 1:
+            marks = np.arange(-n, 0)
+            self._place[ids] = marks
+            assert np.count_nonzero(self._place[ids] == marks) == n, "an id was removed twice"
         self._place[ids] = 0
-        self.count -= len(ids)
+        self.count -= n
         self._skip_dead()
 
     def peek(self, n: int) -> I64:
@@ -97,6 +106,9 @@ class IdQueue:
 
     def _skip_dead(self) -> None:
         """Move the head to the first place that counts; each place is passed once."""
+        head = self._head
+        if head < self._tail and self._place.item(self._line.item(head)) == head + 1:
+            return
         look = 16
         while self._head < self._tail:
             live = self._live(self._head, min(self._head + look, self._tail))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hisparse.errors import IllegalTransition, StaleEpoch
 from hisparse.fsm import events as ev
-from hisparse.fsm.columns import I64, ids
+from hisparse.fsm.columns import I64, add_one, ids, some
 from hisparse.fsm.events.base import Ints
 from hisparse.fsm.evolve.requests import register_index_page
 from hisparse.fsm.machine import Machine
@@ -30,6 +30,9 @@ TO_FREE = (
     BlockTrigger.dropped,
     BlockTrigger.spilled,
 )
+
+
+INDEX = int(BlockRole.INDEX)  # arrays are compared with plain ints in a fifth of the time
 
 
 def check_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: Ints) -> None:
@@ -63,14 +66,14 @@ def raise_epochs(what: str, columns: npt.NDArray[np.uint32], at: I64, epochs: In
 def free_blocks(state: State, blocks: I64) -> None:
     """Blocks that just became FREE: nothing refers to them, nothing finds them."""
     b, pages = state.blocks, state.pages
-    assert blocks.all(), "the null block is never freed"
+    assert np.count_nonzero(blocks) == len(blocks), "the null block is never freed"
     partners = b.partner[blocks]
     linked = pages.partner[partners] == blocks
     pages.partner[partners[linked]] = 0
     pages.partner[0] = 0
     b.partner[blocks] = 0
     b.free.push(blocks)
-    for block in blocks[b.role[blocks] == BlockRole.INDEX].tolist():
+    for block in blocks[b.role[blocks] == INDEX].tolist() if state.index_hashes else ():
         for page_hash in state.index_hashes.pop(block, ()):
             if state.index_prefix.get(page_hash, (0, 0))[0] == block:
                 del state.index_prefix[page_hash]
@@ -79,8 +82,8 @@ def free_blocks(state: State, blocks: I64) -> None:
 def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
     blocks, b = ids(e.blocks), state.blocks
     n = len(blocks)
-    rows = ids(e.rows) if e.rows else np.full(n, e.row)
-    entries = ids(e.entries) if e.rows else np.arange(e.entry, e.entry + n)
+    rows = ids(e.rows or (e.row,) * n)
+    entries = ids(e.entries if e.rows else range(e.entry, e.entry + n))
     move_blocks(state, blocks, BlockTrigger.reserved)
     raise_epochs("block", b.epoch, blocks, e.epochs)
     b.free.remove(blocks)
@@ -88,7 +91,11 @@ def blocks_reserved(state: State, e: ev.BlocksReserved, seq: int) -> None:
     b.refs[blocks] = 1
     _enter(state, e.role, rows, entries, blocks)
     if e.role is BlockRole.RESIDENT:
-        np.maximum.at(state.rows.pages, rows, entries + 1)
+        pages, ends = state.rows.pages, entries + 1
+        if n == 1:
+            pages[rows] = np.maximum(pages[rows], ends)
+        else:
+            np.maximum.at(pages, rows, ends)
 
 
 def blocks_adopted(state: State, e: ev.BlocksAdopted, seq: int) -> None:
@@ -113,7 +120,7 @@ def _enter(state: State, role: BlockRole, rows: I64, entries: I64, blocks: I64) 
         f"table {role.name} rows {np.unique(rows)}: entry given out twice"
     )
     table[rows, entries] = blocks
-    np.add.at(state.used_of(role), rows, 1)
+    add_one(state.used_of(role), rows)
 
 
 def check_held(
@@ -149,8 +156,9 @@ def _leave(state: State, role: BlockRole, row: int, entries: I64, blocks: I64) -
     table = state.table(Table(role))
     table[row, entries] = 0
     state.used_of(role)[row] -= len(blocks)
-    state.blocks.refs[blocks] -= 1
-    assert (state.blocks.refs[blocks] >= 0).all(), "a block was given back twice"
+    left = state.blocks.refs[blocks] - 1
+    state.blocks.refs[blocks] = left
+    assert not some(left < 0), "a block was given back twice"
 
 
 def blocks_written(state: State, rows: I64, starts: I64, ends: I64) -> None:
@@ -179,7 +187,7 @@ def blocks_evicted(state: State, e: ev.BlocksEvicted, seq: int) -> None:
 def blocks_sealed(state: State, e: ev.BlocksSealed, seq: int) -> None:
     blocks = ids(e.blocks)
     check_epochs("block", state.blocks.epoch, blocks, e.epochs)
-    assert (state.blocks.role[blocks] == BlockRole.INDEX).all(), "only index blocks are sealed"
+    assert not some(state.blocks.role[blocks] != INDEX), "only index blocks are sealed"
     move_blocks(state, blocks, BlockTrigger.sealed)
 
 
@@ -203,7 +211,7 @@ def pages_spilled(state: State, e: ev.PagesSpilled, seq: int) -> None:
     blocks, entries = ids(e.blocks), ids(e.entries)
     check_epochs("block", state.blocks.epoch, blocks, e.epochs)
     _check_held(state, BlockRole.RESIDENT, e)
-    assert state.table(Table.HOST)[e.row, entries].all(), "a spilled page has no host page"
+    assert not some(state.table(Table.HOST)[e.row, entries] == 0), "a spilled page has no host page"
     assert state.request_of(e.row).hot is HotState.LEASED, "no page leaves without a hot region"
     _leave(state, BlockRole.RESIDENT, e.row, entries, blocks)
     for ident in e.transfers:
@@ -219,9 +227,9 @@ def pages_spilled(state: State, e: ev.PagesSpilled, seq: int) -> None:
 def _unowned(state: State, trigger: BlockTrigger | None, blocks: I64) -> None:
     b = state.blocks
     if trigger is None:
-        assert (b.refs[blocks] > 0).all(), "a block without owner needs a trigger"
+        assert not some(b.refs[blocks] <= 0), "a block without owner needs a trigger"
         return
-    assert not b.refs[blocks].any(), "a block with other owners cannot change hands"
+    assert not np.count_nonzero(b.refs[blocks]), "a block with other owners cannot change hands"
     move_blocks(state, blocks, trigger)
     if trigger in TO_FREE:
         free_blocks(state, blocks)

@@ -8,7 +8,7 @@ from itertools import repeat
 import numpy as np
 
 from hisparse.fsm import events as ev
-from hisparse.fsm.columns import I64, ids
+from hisparse.fsm.columns import I64, add_one, ids, some
 from hisparse.fsm.evolve.blocks import check_epochs, check_held, move_blocks, raise_epochs
 from hisparse.fsm.evolve.requests import confirm_rows
 from hisparse.fsm.machines import (
@@ -26,6 +26,7 @@ from hisparse.fsm.wire import Table, TransferKind
 # What is looked up once a copy.
 RESTORE, SPILL = TransferKind.RESTORE, TransferKind.SPILL
 STATES = tuple(TransferState)
+PUBLISHED = int(PageState.PUBLISHED)
 
 
 def move_pages(state: State, pages: I64, trigger: PageTrigger) -> None:
@@ -46,7 +47,7 @@ def host_pages_reserved(state: State, e: ev.HostPagesReserved, seq: int) -> None
 def prefix_leased(state: State, e: ev.PrefixLeased, seq: int) -> None:
     pages, p = ids(e.pages), state.pages
     check_epochs("host page", p.epoch, pages, e.epochs)
-    assert (p.state[pages] == PageState.PUBLISHED).all(), "a prefix names only published pages"
+    assert not some(p.state[pages] != PUBLISHED), "a prefix names only published pages"
     p.evictable.remove(pages[p.refs[pages] == 0])
     p.refs[pages] += 1
     state.table(Table.HOST)[e.row, : len(pages)] = pages
@@ -58,15 +59,16 @@ def host_pages_released(state: State, e: ev.HostPagesReleased, seq: int) -> None
     check_epochs("host page", p.epoch, pages, e.epochs)
     request = state.request_of(e.row)
     _check_tokens(state, e, seq)
-    p.refs[pages] -= 1
-    assert (p.refs[pages] >= 0).all(), "a host page was given back twice"
+    left = p.refs[pages] - 1
+    p.refs[pages] = left
+    assert not some(left < 0), "a host page was given back twice"
     state.table(Table.HOST)[e.row, ids(e.entries)] = 0
     if e.trigger is None:
         idle = pages[p.refs[pages] == 0]
-        assert (p.state[idle] == PageState.PUBLISHED).all(), "an idle page needs a trigger"
+        assert not some(p.state[idle] != PUBLISHED), "an idle page needs a trigger"
         p.evictable.push(idle)
         return
-    assert not p.refs[pages].any(), "a host page with other owners cannot become free"
+    assert not np.count_nonzero(p.refs[pages]), "a host page with other owners cannot become free"
     move_pages(state, pages, e.trigger)
     if e.trigger is PageTrigger.abandoned:
         gone = set(e.pages)
@@ -98,7 +100,7 @@ def host_pages_evicted(state: State, e: ev.HostPagesEvicted, seq: int) -> None:
 
 
 def _free_pages(state: State, pages: I64) -> None:
-    assert pages.all(), "the null page is never freed"
+    assert np.count_nonzero(pages) == len(pages), "the null page is never freed"
     blocks = state.pages.partner[pages]
     state.blocks.partner[blocks] = 0
     state.pages.partner[pages] = 0
@@ -136,16 +138,18 @@ def transfer_pinned(state: State, e: ev.TransferPinned, seq: int) -> None:
         "a transfer names the block of another entry"
     )
     if e.kind is RESTORE:
-        assert (host[rows, entries] == pages).all(), "a restore reads another page than the table's"
+        assert not some(host[rows, entries] != pages), (
+            "a restore reads another page than the table's"
+        )
         state.pages.refs[pages] += 1
-        np.add.at(state.rows.unsettled, rows, 1)
+        add_one(state.rows.unsettled, rows)
     else:
         _fill_reservations(state, e, owners)
         move_blocks(state, blocks, BlockTrigger.pinned)
         move_pages(state, pages, PageTrigger.pinned)
         host[rows, entries] = pages
         if e.kind is SPILL:
-            np.add.at(state.rows.spilling, rows, 1)
+            add_one(state.rows.spilling, rows)
     first = state.next_transfer
     state.next_transfer += len(e.transfers)
     assert e.transfers == tuple(range(first, state.next_transfer)), (

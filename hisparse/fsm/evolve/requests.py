@@ -159,7 +159,9 @@ def request_drained(state: State, e: ev.RequestDrained, seq: int) -> None:
         return
     rows = state.rows
     for table in Table:
-        assert not state.table(table)[e.row].any(), f"{request.key} still names {table.name} ids"
+        assert not np.count_nonzero(state.table(table)[e.row]), (
+            f"{request.key} still names {table.name} ids"
+        )
     state.by_row[e.row] = None
     rows.used[e.row] = False
     counters = (rows.computed, rows.planned, rows.published, rows.last_step, rows.pages)

@@ -242,7 +242,7 @@ class Incremental:
                 good = not (in_free or in_cached or refs) and now == _FREE
             else:
                 good = in_free == (now == _FREE) and in_cached == (now == _CACHED)
-                good &= (now == _LOST or refs > 0) != (now == _FREE or now == _CACHED)
+                good &= (now == _LOST or refs > 0) != (now in (_FREE, _CACHED))
             if not good:
                 text = f"block {ident} ({BlockState(now).name}) is not in exactly one of free, "
                 found.append(("conservation", self.state.seq, f"{text}cached, leased, quarantined"))
