@@ -5,6 +5,8 @@ narrow      short requests that come and go: an event moves a page or two
 pressure    the same over pools that hold a few of them: one id an event, spills, restores,
             evictions, a deferred admission every step; of those here the dearest to check
 ranks       narrow, with eight ranks: each acknowledges each copy
+streamed    pressure, with a worker on the simulated device in the place of the rank, whose own
+            stream lies beside the log: every wait, record, access and acknowledgement of it
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ from hisparse.config import (
 )
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.device import open_device
+from hisparse.device.worker import HiSparseWorker
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_open import open_log
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements, SparseKVOffloadCommand
 from hisparse.kv.coordinator import HiSparseCoordinator
@@ -55,9 +60,7 @@ class Serving:
         )
         probe = self._config(gpu_blocks, 1.0, ranks, log)
         self.config = self._config(gpu_blocks, host_pages * probe.host_page_bytes / GIB, ranks, log)
-        self.log = open_log(
-            log, Codec(EVENT_TYPES), stream="scheduler", config_json=self.config.model_dump_json()
-        )
+        self.log = self._open("scheduler")
         self.coordinator = HiSparseCoordinator(self.config, self.log)
         self.connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator)
         self._decode = msgspec.msgpack.Decoder(SparseKVOffloadCommand).decode
@@ -65,6 +68,14 @@ class Serving:
         self._sent = [0] * ranks
         self._late: list[Ack] = []
         self._hashes = self._arrived = 0
+
+    def _open(self, stream: str) -> EventLog:
+        return open_log(
+            self.config.log,
+            Codec(EVENT_TYPES),
+            stream=stream,
+            config_json=self.config.model_dump_json(),
+        )
 
     def _config(
         self, gpu_blocks: int, host_gib: float, ranks: int, log: LogConfig
@@ -108,7 +119,7 @@ class Serving:
         step = coordinator.plan_step(rows, counts)
         meta = self.connector.build_connector_meta()
         assert meta is not None
-        self._output = self._answer(self._decode(meta))
+        self._output = self._execute(meta)
         hashes = []
         for row, count in zip(rows, counts, strict=True):
             start, prompt = int(columns.computed[row]), int(columns.prompt[row])
@@ -120,7 +131,8 @@ class Serving:
                 request = coordinator.state.request_of(row)
                 coordinator.finish(request.request, request.epoch)
 
-    def _answer(self, command: SparseKVOffloadCommand) -> KVConnectorOutput:
+    def _execute(self, meta: bytes) -> KVConnectorOutput:
+        command = self._decode(meta)
         acks = self._late + [Ack(AckKind.ENQUEUED, t.transfer, t.epoch) for t in command.transfers]
         acks.append(Ack(AckKind.RETIRED, command.step))
         self._late = [Ack(AckKind.COMPLETED, t.transfer, t.epoch) for t in command.transfers]
@@ -130,12 +142,39 @@ class Serving:
             self._sent[rank] += len(acks)
         return KVConnectorOutput(msgspec.msgpack.encode(tuple(said)))
 
+    def close(self) -> None:
+        self.log.close()
 
-def _serve(directory: Path, events: int, ranks: int, gpu_blocks: int, host_pages: int) -> None:
-    world = Serving(directory, ranks=ranks, gpu_blocks=gpu_blocks, host_pages=host_pages)
+
+class Streamed(Serving):
+    """The same, executed by a worker on the simulated device, without a model: `rank-0` is its
+    stream."""
+
+    def __init__(self, directory: Path, *, ranks: int, gpu_blocks: int, host_pages: int) -> None:
+        super().__init__(directory, ranks=ranks, gpu_blocks=gpu_blocks, host_pages=host_pages)
+        self.rank_log = self._open("rank-0")
+        self._worker = HiSparseWorker(self.config, open_device("cpu"), sink=self.rank_log.append)
+        self._rank = HiSparseConnector(KVConnectorRole.WORKER, worker=self._worker)
+
+    def _execute(self, meta: bytes) -> KVConnectorOutput:
+        self._rank.start_load_kv(meta)
+        self._rank.wait_for_save()
+        self.rank_log.commit()
+        return self._rank.get_output()
+
+    def close(self) -> None:
+        self._rank.shutdown()
+        self.rank_log.close()
+        super().close()
+
+
+def _serve(
+    directory: Path, events: int, ranks: int, gpu_blocks: int, host_pages: int, of: type = Serving
+) -> None:
+    world = of(directory, ranks=ranks, gpu_blocks=gpu_blocks, host_pages=host_pages)
     while world.log.last_seq < events:
         world.step()
-    world.log.close()
+    world.close()
 
 
 def _decode(directory: Path, events: int) -> None:
@@ -153,4 +192,5 @@ SHAPES: dict[str, Callable[[Path, int], None]] = {
     "narrow": lambda where, events: _serve(where, events, 1, 400, 2000),
     "pressure": lambda where, events: _serve(where, events, 1, 120, 400),
     "ranks": lambda where, events: _serve(where, events, 8, 400, 2000),
+    "streamed": lambda where, events: _serve(where, events, 1, 120, 400, Streamed),
 }

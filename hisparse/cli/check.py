@@ -17,11 +17,11 @@ from hisparse.cli.losses import dropped, lost, told, worst
 from hisparse.cli.opening import DIRECTORY, History, open_history
 from hisparse.cli.output import emit, emit_json
 from hisparse.fsm.audit import CHECKED, NOT_CHECKED, Audit
-from hisparse.fsm.clocks import RankOrder
 from hisparse.fsm.describe import as_dict
 from hisparse.fsm.events import Event, LogGap
 from hisparse.fsm.invariants.checker import Violation
 from hisparse.fsm.invariants.inherited import NEEDS_HISTORY
+from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.witness import witness
 
 WITNESSES = 10  # violations whose witness is searched for

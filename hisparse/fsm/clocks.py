@@ -17,8 +17,7 @@ the command.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
 from operator import gt
 
 import msgspec
@@ -27,14 +26,14 @@ import numpy.typing as npt
 
 from hisparse.errors import LogError
 from hisparse.fsm import events as ev
-from hisparse.fsm.state import State
-from hisparse.fsm.step_accesses import StepAccesses, step_accesses
+from hisparse.fsm.step_accesses import StepAccesses
 from hisparse.fsm.wire import AckKind
 
 I64 = npt.NDArray[np.int64]
 Logged = tuple[int, object]
 COMPUTE = "compute"
 STREAMS_MAX = 8
+EVENTS_KEPT = 1000  # that are held at least, before those that passed are looked for
 WAITS = {
     ("d2h", COMPUTE): "compute_after_spill",
     (COMPUTE, "d2h"): "d2h_after_compute",
@@ -86,6 +85,7 @@ class Clocks:
         self._joined: list[list[int] | None] = [None] * STREAMS_MAX  # what of that each knows
         self._events: dict[int, list[int]] = {}
         self._records: list[tuple[list[int], list[int]]] = []  # a stream's (clock, event) records
+        self._room = EVENTS_KEPT  # events held at which to forget some
         self._last_event = 0
         self._copies: dict[int, int] = {}  # transfer -> the event behind its copy
         self._steps: dict[int, int] = {}  # step -> the event at its end
@@ -113,6 +113,8 @@ class Clocks:
 
     def _take(self, seq: int, event: object) -> None:
         match event:
+            case ev.AckSent():
+                self._seen(event)
             case ev.StreamRecorded():
                 stream = self._stream(event.stream)
                 clock = self._events[event.event] = self._clocks[stream].copy()
@@ -120,18 +122,16 @@ class Clocks:
                 times, idents = self._records[stream]
                 times.append(clock[stream])
                 idents.append(event.event)
-            case ev.StreamWaited():
-                stream, passed = self._stream(event.stream), self._events.get(event.event)
-                if passed is not None:
-                    self._clocks[stream] = _later(self._clocks[stream], passed)
             case ev.MemoryAccessed():
                 held = self._pools.get(event.pool)
                 if held is not None:  # a log may say anything
                     size = len(held.write_seq)
                     ids = np.array([i for i in event.ids if 0 <= i < size], dtype=np.int64)
                     self._access(event.stream, event.pool, event.write, ids, seq)
-            case ev.AckSent():
-                self._seen(event)
+            case ev.StreamWaited():
+                stream, passed = self._stream(event.stream), self._events.get(event.event)
+                if passed is not None:
+                    self._clocks[stream] = _later(self._clocks[stream], passed)
 
     def _seen(self, event: ev.AckSent) -> None:
         """An acknowledgement says that the rank saw an event pass: all it queues later follows."""
@@ -142,6 +142,18 @@ class Clocks:
         passed = self._events.get(of.pop(event.ident, -1))
         if passed is not None:
             self._host = _later(self._host, passed)
+            if len(self._events) > self._room:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Drop what the rank saw pass: every stream knows it before its next work, so that a wait
+        for it says nothing, and no access before it is ever late."""
+        passed = self._host
+        self._events = {e: c for e, c in self._events.items() if any(map(gt, c, passed))}
+        for (times, idents), known in zip(self._records, passed, strict=False):
+            behind = bisect_right(times, known)
+            del times[:behind], idents[:behind]
+        self._room = 2 * len(self._events) + EVENTS_KEPT
 
     def _stream(self, name: str) -> int:
         """The number of a stream, whose clock now knows all that the rank saw."""
@@ -240,67 +252,9 @@ def _end_of_step(events: list[Logged]) -> int:
     transfers records on compute once more, before it queues them."""
     on_compute, copies = [], False
     for at, (_, event) in enumerate(events):
-        if isinstance(event, ev.StreamRecorded):
+        if type(event) is ev.StreamRecorded:
             if event.stream == COMPUTE:
                 on_compute.append(at)
             else:
                 copies = True
     return on_compute[-1] if len(on_compute) == 1 + copies else -1
-
-
-class RankOrder:
-    """Runs the clocks of one rank beside a fold of the scheduler's log.
-
-    Call `folded` after each event of that log, and `finish` at its end; `clocks.found` then holds
-    what is unordered, `steps` how many steps' own rows were looked at.
-    """
-
-    def __init__(
-        self, name: str, events: Iterable[Logged], blocks: int, pages: int, suffixes: int = 0
-    ) -> None:
-        self.name = name
-        self.clocks = Clocks(blocks, pages, suffixes)
-        self.steps = 0
-        self._planned: ev.StepPlanned | None = None
-        self._segments = _segments(events)
-        self._next: list[Logged] | None = None
-        self._advance()
-
-    def folded(self, seq: int, event: object, state: State) -> None:
-        """`event` was folded as `seq`; `state` is what it led to."""
-        if isinstance(event, ev.StepPlanned):
-            self._planned = event
-        while self._next is not None and self._to_seq <= seq:
-            command, planned, accesses = self._next[0][1], self._planned, None
-            if (
-                isinstance(command, ev.CommandApplied)
-                and planned is not None
-                and planned.step == command.step
-                and command.to_seq == seq
-            ):
-                accesses, self.steps = step_accesses(state, planned), self.steps + 1
-            self.clocks.segment(self._next, accesses)
-            self._advance()
-
-    def _advance(self) -> None:
-        """Take the next segment up; it is due once the fold is at its `to_seq`."""
-        self._next = next(self._segments, None)
-        command = None if self._next is None else self._next[0][1]
-        self._to_seq = command.to_seq if isinstance(command, ev.CommandApplied) else 0
-
-    def finish(self) -> None:
-        """Commands that the scheduler's log does not reach: what their stream says of itself."""
-        while self._next is not None:
-            self.clocks.segment(self._next, None)
-            self._advance()
-
-
-def _segments(events: Iterable[Logged]) -> Iterator[list[Logged]]:
-    held: list[Logged] = []
-    for seq, event in events:
-        if isinstance(event, ev.CommandApplied) and held:
-            yield held
-            held = []
-        held.append((seq, event))
-    if held:
-        yield held

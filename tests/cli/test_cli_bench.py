@@ -24,7 +24,7 @@ WORLDS = ("log ring", "log off", "log disk", "lockstep", "tenfold blocks", "tenf
 EVENTS = ("events of 64 pages", "single events")
 OTHERS = ("msgspec file", "eventsourcing popo", "eventsourcing sqlite")
 WRITERS = ("log off", "log ring", "log disk", "log disk, fsync", *OTHERS)
-SHAPES = ("wide", "narrow", "pressure", "ranks")
+SHAPES = ("wide", "narrow", "pressure", "ranks", "streamed")
 NAMES = {
     "log": [
         *(f"append, {what}, {by}" for what in EVENTS for by in WRITERS),

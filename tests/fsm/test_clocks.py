@@ -11,8 +11,9 @@ from testing.mutants import WAITS, drop_wait
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
-from hisparse.fsm.clocks import Clocks, RankOrder
+from hisparse.fsm.clocks import Clocks
 from hisparse.fsm.fold import evolve
+from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.state import State
 from hisparse.fsm.step_accesses import step_accesses
 from hisparse.fsm.wire import AckKind, Table
@@ -114,8 +115,26 @@ def test_ids_and_pools_that_do_not_exist_are_passed_over():
     assert pairs(access("d2h", True, -1, 10, 3), access("compute", True, 99, pool="moon")) == []
 
 
-def test_the_rows_of_a_step_touch_what_the_tables_say():
+def test_events_that_the_rank_saw_pass_are_not_held():
+    clocks = Clocks(10, 10)
+    for step in range(1, 5001):
+        applied = ev.CommandApplied(0, step, step - 1, step)
+        work = [access("compute", True, 3), record("compute", step)]
+        told = [ack(AckKind.RETIRED, step)]
+        clocks.segment(list(enumerate([applied, *work, *told], 4 * step)), None)
+    assert clocks.found == [] and len(clocks._events) < 1100 and len(clocks._records[0][0]) < 1100
+    # What it forgot orders nothing that was not ordered without it: the rest is as it was.
+    late = [access("d2h", True, 3), record("d2h", 6000), access("compute", False, 3)]
+    clocks.segment(list(enumerate(late, 30_000)), None)
+    (pair,) = clocks.found
+    assert (pair.first_seq, pair.second_seq) == (30_000, 30_002)
+    assert "device event 6000, recorded on d2h" in pair.missing_edge
+
+
+@pytest.mark.parametrize("few", [0, 10**6], ids=["by arrays", "by numbers"])
+def test_the_rows_of_a_step_touch_what_the_tables_say(few, monkeypatch):
     """Pages before their end from block or host, the blocks written, hot blocks; nothing else."""
+    monkeypatch.setattr("hisparse.fsm.step_accesses.FEW", few)
     config = small_config()
     state, looked = State(config), 0
     for seq, event in events_of(served(config, seed=2)):
