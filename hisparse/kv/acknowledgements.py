@@ -30,9 +30,14 @@ COPY_FAILURES_MAX = 16  # of one request; then its host tier is taken to be brok
 def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken | None:
     """The input event for what is new in `acks`; None when nothing is (old epoch, duplicate).
 
-    Raises ProtocolError on a gap: the missing acknowledgements have to be read again.
+    Raises ProtocolError on a gap: the missing acknowledgements have to be read again; for a rank
+    that this replica has not; for a step that was not planned yet.
     """
     rank = acks.rank
+    if not 0 <= rank < state.config.ranks:
+        raise ProtocolError(
+            f"acknowledgements of rank {rank}: this replica has ranks 0..{state.config.ranks - 1}"
+        )
     if acks.worker_epoch != state.worker_epoch[rank]:
         return None
     expected = state.acked[rank] + 1
@@ -49,6 +54,11 @@ def as_input(state: State, acks: Acknowledgements) -> ev.AcknowledgementsTaken |
         by_kind[ack.kind].append(ack)
     enqueued, completed, failed, steps = by_kind
     retired = max([state.retired[rank], *[a.ident for a in steps]])
+    if retired > state.step:
+        raise ProtocolError(
+            f"rank {rank} retires step {retired}, and the last one planned is {state.step}: these "
+            "acknowledgements are another replica's, or of an earlier start of this one"
+        )
     return ev.AcknowledgementsTaken(
         0, rank, acks.worker_epoch, expected, acks.last_seq,
         ints([a.ident for a in enqueued]), ints([a.epoch for a in enqueued]),

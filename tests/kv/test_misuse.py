@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from kv_rig import SchedulerRig, make_config
 
-from hisparse.errors import UsageError
+from hisparse.errors import ProtocolError, UsageError
+from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
 
 PROMPT = list(range(40))
 
@@ -43,6 +44,31 @@ def test_misuse_is_refused_and_changes_nothing(name):
         call(rig.coordinator, key, waiting)
     assert (rig.coordinator.digest(), rig.log.last_seq) == (before, seq)
     rig.step()  # and the service goes on
+
+
+def told(rank, first_seq, *acks):
+    return lambda c: c.update_acknowledgements(Acknowledgements(rank, 1, first_seq, acks))
+
+
+FOREIGN = {
+    "a rank that is not there": (told(2, 1, Ack(AckKind.RETIRED, 1)), "has ranks 0..1"),
+    "a rank below zero": (told(-1, 1, Ack(AckKind.RETIRED, 1)), "has ranks 0..1"),
+    "a step to come": (told(1, 1, Ack(AckKind.RETIRED, 2)), "the last one planned is 1"),
+    "a gap": (told(0, 3, Ack(AckKind.RETIRED, 1)), "read the stream again from 1"),
+}
+
+
+@pytest.mark.parametrize("name", list(FOREIGN))
+def test_acknowledgements_that_cannot_be_true_are_refused_and_change_nothing(name):
+    call, message = FOREIGN[name]
+    rig = SchedulerRig(make_config(ranks=2))
+    rig.arrive("q", PROMPT)
+    rig.step(ack=False)
+    before, seq = rig.coordinator.digest(), rig.log.last_seq
+    with pytest.raises(ProtocolError, match=message):
+        call(rig.coordinator)
+    assert (rig.coordinator.digest(), rig.log.last_seq) == (before, seq)
+    rig.retire()  # and those of the ranks themselves are taken in
 
 
 def test_a_client_may_go_away_between_plan_and_accept():
