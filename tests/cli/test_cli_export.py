@@ -98,7 +98,8 @@ def test_numbers_beyond_a_column_stay_in_the_rest(tmp_path):
         parquet.write(as_events(events), file)
     failed, hot, access, taken, unknown = pq.read_table(out).to_pylist()
     assert failed["transfers"] is failed["cause"] is None
-    assert json.loads(failed["fields"]) == {"rank": 0, "cause": big, "transfers": [big]}
+    rest = {"rank": 0, "cause": big, "transfers": [big], "last": True}
+    assert json.loads(failed["fields"]) == rest
     assert hot["row"] is None and json.loads(hot["fields"])["row"] == 1 << 40
     assert (access["blocks"], access["pages"], access["transfers"]) == ([4, 5], None, [9])
     assert taken["transfers"] == [7, 8]
