@@ -63,7 +63,8 @@ class CpuSuffix:
             yield self._pinned(False, row, np.array(wanted, np.int64), pages, cause)
 
     def _unstored(self, row: int, first: int, end: int) -> list[int]:
-        """Pages of the row in sealed blocks, certain, hashed, and not in the tier."""
+        """Pages of the row in sealed blocks, certain, hashed, and not in the tier. A block is named
+        by the pages whose rows it really holds: not by one whose load into it failed."""
         state, request = self.state, self.state.request_of(row)
         per_block, table = state.index_pages_per_block, state.table(Table.INDEX)[row]
         final = min(int(state.rows.confirmed[row]) // state.page_size, len(request.hashes))
@@ -71,7 +72,9 @@ class CpuSuffix:
         for entry in range(first, end):
             if state.blocks.state[table[entry]] == BlockState.CLEAN:
                 pages = range(entry * per_block, min((entry + 1) * per_block, final))
-                found += [p for p in pages if request.hashes[p] not in state.suffix_index]
+                known, named = state.suffix_index, state.index_hashes.get(int(table[entry]), ())
+                hashes = request.hashes
+                found += [p for p in pages if hashes[p] not in known and hashes[p] in named]
         return found
 
     def _pinned(self, load: bool, row: int, entries: I64, pages: I64, cause: int) -> ev.Event:

@@ -178,6 +178,27 @@ def test_a_failed_load_ends_in_the_shorter_prefix_by_event():
     assert rig.coordinator.suffix.asked[-1][0] == rig.hasher.extend(b"", STEM)[8]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_failed_load_did_not_write_is_never_stored_again(ranks):
+    """The rest of its block is computed and the block sealed while the load is under way."""
+    rig = rig_with(ranks=ranks, longest=96)
+    serve(rig)
+    lose_index(rig)
+    key = rig.arrive("again", [*STEM, *range(700, 724)])
+    loads = {t.transfer: t.slot for t in rig.step(ack=False).index_transfers}
+    assert len(loads) == PAGES and rig.state.rows.computed[rig.row(key)] >= 18 * PAGE
+    bad = rig.state.suffix_copies[max(loads)]
+    assert bad.entry == PAGES - 1 and rig.state.blocks.state[bad.block] == BlockState.CLEAN
+    for rank in range(ranks):
+        rig.complete(*[t for t in loads if t != bad.transfer], rank=rank)
+    for rank in range(ranks - 1):
+        rig.complete(bad.transfer, rank=rank)
+    rig.fail(bad.transfer, rank=ranks - 1)
+    stored = [e for e in rig.events(ev.SuffixPinned) if not e.load and e.epoch == key[1]]
+    assert PAGES - 1 not in [entry for e in stored for entry in e.entries]
+    assert rig.coordinator.take_preempted() == [key]
+
+
 def test_a_failed_store_leaves_nothing_to_find():
     rig = rig_with()
     key = rig.arrive("first", STEM)

@@ -30,7 +30,12 @@ def one_content(run: Run, e: ev.Event) -> Iterator[str]:
 
 
 def complete_before_publish(run: Run, e: ev.Event) -> Iterator[str]:
-    """Only pages whose store every rank saw complete are loaded."""
+    """Only pages whose store every rank saw complete are loaded, and only what was loaded for good
+    is stored again."""
+    if isinstance(e, ev.SuffixPinned) and not e.load:
+        for at in zip(e.blocks, e.slots, strict=True):
+            if at in run.suffix.unsure:
+                yield f"slot {at[1]} of block {at[0]} is stored, and its load did not complete"
     if isinstance(e, ev.SuffixPinned) and e.load:
         for page in e.suffixes:
             store = run.suffix.store_of.get(page)
