@@ -20,7 +20,8 @@ TINY = {
     "log": ("--requests", 1, "--tokens", 128, "--steps", 4, "--checked", 200, "--sought", 12_000),
     "coordinator": ("--requests", 2, "--tokens", 128, "--gpu-blocks", 500, "--steps", 4),
 }
-WORLDS = ("log ring", "log off", "log disk", "lockstep", "tenfold blocks", "tenfold both")
+BY_LOG = ("log ring", "log off", "log disk")
+WORLDS = (*BY_LOG, "lockstep", "HiSparse off", "tenfold blocks", "tenfold both")
 EVENTS = ("events of 64 pages", "single events")
 OTHERS = ("msgspec file", "eventsourcing popo", "eventsourcing sqlite")
 WRITERS = ("log off", "log ring", "log disk", "log disk, fsync", *OTHERS)
