@@ -86,6 +86,12 @@ class PoolConfig(_Model):
         allow_inf_nan=False,
         description="host-cache capacity per data-parallel replica, GiB",
     )
+    index_pages_per_block: int = Field(
+        default=0,
+        ge=0,
+        description="whole indexer pages a block, which is made as large as they need; 0: as many "
+        "as fit the bytes of a resident page (`config_packing` chooses)",
+    )
 
 
 class PolicyConfig(_Model):
@@ -200,10 +206,17 @@ class HiSparseConfig(_Model):
     def offload(self) -> bool:
         return self.policy.name != RESIDENT
 
-    # -- derived sizes; a block holds one resident page of all layers, to the byte ---------------
+    # -- derived sizes; a block holds a resident page of all layers, or whole indexer pages ------
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a resident page, all layers: what a copy between the tiers moves."""
+        return self.pools.page_size * self.layout.layers * self.layout.row_bytes
+
     @property
     def block_bytes(self) -> int:
-        return self.pools.page_size * self.layout.layers * self.layout.row_bytes
+        """Whole KV rows, so that a layer's rows lie in one grid over all blocks."""
+        index = self.pools.index_pages_per_block * self.index_page_bytes
+        return max(self.page_bytes, ceil_div(index, self.layout.row_bytes) * self.layout.row_bytes)
 
     @property
     def index_page_bytes(self) -> int:
@@ -212,12 +225,12 @@ class HiSparseConfig(_Model):
 
     @property
     def index_pages_per_block(self) -> int:
-        return self.block_bytes // self.index_page_bytes
+        return self.pools.index_pages_per_block or self.page_bytes // self.index_page_bytes
 
     @property
     def host_page_bytes(self) -> int:
         """Stride of a host page: its bytes rounded up to the alignment."""
-        return ceil_div(self.block_bytes, HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
+        return ceil_div(self.page_bytes, HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
 
     @property
     def host_pages(self) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from hisparse.config import HiSparseConfig, check_capacity
+from hisparse.config_packing import packed
 from hisparse.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def checked_config(data: Mapping[str, Any]) -> HiSparseConfig:
-    """The one validator for what comes from outside, nested as `HiSparseConfig` is.
+    """The one validator for what comes from outside, nested as `HiSparseConfig` is; chooses the
+    shape of the blocks (`config_packing`) where the data does not.
 
     Raises ConfigError that names every violation at once, those included that show only when others
     are mended; its `fixes`, where each has one, make the configuration pass.
@@ -30,7 +32,8 @@ def checked_config(data: Mapping[str, Any]) -> HiSparseConfig:
     fixes: dict[str, object] = {}
     while True:
         try:
-            config = check_capacity(HiSparseConfig.model_validate(with_fixes(data, fixes)))
+            config = packed(HiSparseConfig.model_validate(with_fixes(data, fixes)))
+            check_capacity(config)
         except ValidationError as error:
             found = config_error(error)
         except CapacityError as error:

@@ -21,6 +21,7 @@ FLOORS = {
     "errors": 0,
     "config": 0,
     "config_check": 0,
+    "config_packing": 0,
     "fsm": 1,
     "kv": 2,
     "device": 2,

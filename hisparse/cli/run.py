@@ -187,6 +187,7 @@ GROUPS = {
     "tokens_generated steps rows_computed drafts_proposed drafts_accepted acceptance_rate "
     "preemptions rewinds",
     "same GPU budget, peak": "gpu_blocks block_bytes "
+    "index_pages_per_block padded_share_mean padded_share_worst padded_share_mean_else "
     "request_bytes_needed request_bytes_held request_bytes_padded concurrent_requests_hisparse "
     "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
     "leased at the end": "gpu_blocks_leased_at_end host_pages_leased_at_end",

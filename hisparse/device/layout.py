@@ -10,7 +10,7 @@ two layers or groups share a byte (`check_disjoint_views`, invariant ``disjoint_
 GPU pool, uint8 ``[gpu_blocks * block_bytes]``; S = page_size * row_bytes, L layers::
 
     block b   [b * block_bytes ........................................ (b+1) * block_bytes)
-    resident  [layer 0: S bytes)[layer 1: S bytes) ... [layer L-1: S bytes)
+    resident  [layer 0: S bytes)[layer 1: S bytes) ... [layer L-1: S bytes)[unused tail)
     or hot      each layer: [row 0)[row 1) ... [row page_size-1), row_bytes each
     indexer   [group 0: P pages)[group 1: P pages) ... [group G-1: P pages)[unused tail)
                 each group: P * page_size rows of index_row_bytes, page after page
@@ -118,7 +118,8 @@ class Geometry:
             top_k=config.policy.top_k,
             suffix_pages=config.suffix_pages,
         )
-        assert geometry.page_bytes * geometry.layers == geometry.block_bytes
+        assert geometry.page_bytes * geometry.layers <= geometry.block_bytes
+        assert geometry.index_pages * geometry.index_page_bytes <= geometry.block_bytes
         assert geometry.hot_rows <= geometry.hot_blocks * geometry.page_size
         return geometry
 

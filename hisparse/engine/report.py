@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hisparse.config import HiSparseConfig
+from hisparse.config_packing import candidates, packing_of, planned_footprint
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.options import RunConfig
 from hisparse.engine.reference import ReferenceResult
 from hisparse.engine.served import Served
 from hisparse.engine.verify import ContentOracle, LiveChecks, differing_requests
 from hisparse.kv.coordinator import HiSparseCoordinator
-from hisparse.kv.packing import planned_footprint
 
 
 def served_figures(
@@ -33,6 +33,7 @@ def served_figures(
     suffix = run.suffix != "none"
     longest = config.schedule.max_model_len
     largest = planned_footprint(config, longest, host_backed=True)
+    packing = packing_of(config)
     return {
         "requests": len(served),
         "requests_finished": sum(r.outcome == "finished" for r in served),
@@ -46,7 +47,11 @@ def served_figures(
         "drafts_accepted": engine.acceptance.accepted,
         "acceptance_rate": engine.acceptance.rate,
         "gpu_blocks": config.pools.gpu_blocks,
-        "block_bytes": config.block_bytes,
+        "block_bytes": packing.block_bytes,
+        "index_pages_per_block": packing.index_pages_per_block,
+        "padded_share_mean": packing.mean,
+        "padded_share_worst": packing.worst,
+        "padded_share_mean_else": max(shape.mean for shape in candidates(config)),
         "request_bytes_needed": largest.needed_bytes,
         "request_bytes_held": largest.held_bytes,
         "request_bytes_padded": largest.padded_bytes,

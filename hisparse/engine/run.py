@@ -16,6 +16,7 @@ from typing import Any
 
 from hisparse.config import HiSparseConfig, LogConfig, ceil_div
 from hisparse.config_check import checked_config
+from hisparse.config_packing import packed
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
@@ -85,7 +86,7 @@ def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSpar
 
     if config.gpu_blocks is not None:
         return checked_config(sized(config.gpu_blocks))
-    probe = HiSparseConfig.model_validate(sized(2))
+    probe = packed(HiSparseConfig.model_validate(sized(2)))
     pages = ceil_div(longest, config.page_size)
     resident = pages + ceil_div(pages, probe.index_pages_per_block) + 1
     return checked_config(sized(max(resident, probe.steady_blocks(longest) + 1)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from hisparse.config_packing import Footprint
 from hisparse.fsm.state import State
 from hisparse.kv.budget import spare
 from hisparse.kv.host_pool import extents_held
-from hisparse.kv.packing import Footprint, held_footprint
+from hisparse.kv.packing import held_footprint
 
 
 def statistics(state: State) -> dict[str, int]:

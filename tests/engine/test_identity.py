@@ -67,6 +67,7 @@ def serve(
     *,
     gpu_blocks: int,
     write_back: str = "eager",
+    index_pages: int = 0,
     after_step: Callable[[ReferenceEngine], None] | None = None,
 ) -> Run:
     """Serve `workload` through scheduler, connector, worker and tiers, on simulated streams."""
@@ -77,6 +78,7 @@ def serve(
             pools=PoolConfig(
                 page_size=PAGE,
                 gpu_blocks=gpu_blocks,
+                index_pages_per_block=index_pages,
                 host_pool_gib=pages * PAGE * model.layout.layers * model.layout.row_bytes / GIB,
             ),
             policy=PolicyConfig.model_validate(
@@ -180,6 +182,15 @@ def test_when_pages_are_written_back_changes_no_token(model: BuiltinModel) -> No
     # the policies did differ: under pressure more pages go by a copy that was made for it
     assert late.counts["spills_planned"] > eager.counts["spills_planned"]
     assert late.tokens == eager.tokens
+
+
+@pytest.mark.parametrize("index_pages", [3, 25])
+def test_how_blocks_are_shaped_changes_no_token(model: BuiltinModel, index_pages: int) -> None:
+    """Fewer indexer pages a block than would fit; and more, so that pages of rows leave a tail."""
+    plain = serve(model, CROWD, gpu_blocks=60)
+    run = serve(model, CROWD, gpu_blocks=60, index_pages=index_pages)
+    assert run.device["host_rows"] > 0 and run.tokens == plain.tokens
+    assert all(bits(run.served[name]) == bits(plain.served[name]) for name in run.served)
 
 
 def test_offload_holds_three_times_the_requests_in_the_same_pool(tmp_path: Path) -> None:

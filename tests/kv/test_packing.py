@@ -18,10 +18,12 @@ from hisparse.config import (
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
+    recorded_config,
 )
+from hisparse.config_packing import candidates, packed, packing_of, planned_footprint
 from hisparse.device.layout import Geometry, Span, overlap_spans
 from hisparse.fsm.state import BlockColumns
-from hisparse.kv.packing import held_footprint, planned_footprint
+from hisparse.kv.packing import held_footprint
 
 ROOT = Path(__file__).resolve().parents[2]
 KI = 1024
@@ -66,6 +68,51 @@ def test_glm_pads_little_at_any_length(row_bytes, host_backed, most, mean):
     assert max(shares) <= most and np.mean(shares) <= mean
 
 
+def layout_of(row_bytes: int, index_row_bytes: int, groups) -> HiSparseConfig:
+    return HiSparseConfig(
+        layout=ModelLayout(
+            row_bytes=row_bytes, index_row_bytes=index_row_bytes, index_groups=groups
+        ),
+        pools=PoolConfig(gpu_blocks=20_000, host_pool_gib=64),
+        schedule=ScheduleConfig(max_model_len=128 * KI),
+    )
+
+
+def test_the_block_takes_the_shape_that_wastes_less():
+    for row_bytes, pages in ((576, 16), (656, 18)):
+        config = glm(row_bytes)
+        assert packed(config).index_pages_per_block == pages
+        assert packed(config).block_bytes == config.page_bytes
+    every_layer = tuple((layer,) for layer in range(61))  # DeepSeek-V3.2
+    config = layout_of(656, 132, every_layer)
+    chosen, other = candidates(config)
+    assert (chosen.index_pages_per_block, other.index_pages_per_block) == (5, 4)
+    assert chosen.worst < 0.02 and other.host_backed_mean > 0.14, (chosen, other)
+    assert packing_of(packed(config)) == chosen
+    assert 5 * config.index_page_bytes <= chosen.block_bytes and chosen.block_bytes % 656 == 0
+
+
+def test_a_shape_that_is_given_stays_and_one_that_is_not_is_that_of_old_logs():
+    config = layout_of(656, 132, ((0,), (1,)))
+    assert config.index_pages_per_block == 4 and config.block_bytes == config.page_bytes
+    pools = PoolConfig(gpu_blocks=9, host_pool_gib=1, index_pages_per_block=0)
+    assert packed(config.model_copy(update={"pools": pools})).index_pages_per_block == 4
+    assert recorded_config(config.model_dump_json()).index_pages_per_block == 4
+
+
+@pytest.mark.parametrize("host_backed", [False, True])
+def test_what_is_told_of_a_shape_is_what_its_requests_hold(host_backed):
+    config = glm(656)
+    shape = packing_of(config)
+    shares = [
+        planned_footprint(config, pages * 64, host_backed=host_backed).padded_share
+        for pages in range(2 + 64 + 1, config.max_pages + 1)
+    ]
+    told = (shape.host_backed_mean, shape.host_backed_worst)
+    told = told if host_backed else (shape.resident_mean, shape.resident_worst)
+    assert told == pytest.approx((np.mean(shares), max(shares)))
+
+
 def test_a_request_reports_what_it_needs_holds_and_pads():
     rig = SchedulerRig(make_config(blocks=40))
     key = rig.arrive("q", list(range(30)), 8)
@@ -82,8 +129,11 @@ def test_a_request_reports_what_it_needs_holds_and_pads():
     assert counts["gpu_bytes_padded"] == found.padded_bytes
 
 
-def test_views_of_a_glm_block_never_overlap():
-    geometry = Geometry.of(glm(656))
+@pytest.mark.parametrize("index_pages", [0, 19])
+def test_views_of_a_glm_block_never_overlap(index_pages):
+    config = glm(656)
+    pools = config.pools.model_copy(update={"index_pages_per_block": index_pages})
+    geometry = Geometry.of(config.model_copy(update={"pools": pools}))
     layers = [geometry.resident_span(layer) for layer in range(geometry.layers)]
     groups = [geometry.index_span(group) for group in range(len(geometry.groups))]
     for spans in (layers, groups):

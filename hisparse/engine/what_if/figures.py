@@ -93,7 +93,7 @@ class Figures:
         """The figures by name; `host_bytes_*` in bytes, `waited_steps_mean` in steps."""
         counts, config = self._counts.counts, self.config
         written = counts["spills_planned"] + counts["write_backs"]
-        page_bytes = config.block_bytes  # of a copy: a host page's padding does not travel
+        page_bytes = config.page_bytes  # of a copy: padding does not travel
         return {
             "events": self.audit.events,
             "steps": counts["steps"],
