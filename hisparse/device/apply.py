@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from hisparse.device.backend import DeviceCalls
+from hisparse.device.backend import Copies, DeviceCalls
 from hisparse.device.binding import BoundCache
 from hisparse.device.layout import NULL, POISON, Geometry
 from hisparse.device.tables import DeviceTables
 from hisparse.errors import ProtocolError
-from hisparse.fsm.wire import IndexCopy, SparseKVOffloadCommand, TableUpdate, TransferKind
+from hisparse.fsm.wire import IndexCopy, SparseKVOffloadCommand, TransferKind
 
 
 def check_command(
@@ -77,35 +77,25 @@ def _check_unordered(command: SparseKVOffloadCommand) -> None:
 class CommandApplier:
     """Queues one command's table and block work."""
 
-    def __init__(self, calls: DeviceCalls, tables: DeviceTables, cache: BoundCache) -> None:
+    def __init__(
+        self, calls: DeviceCalls, tables: DeviceTables, cache: BoundCache, copies: Copies
+    ) -> None:
         self._calls = calls
         self._tables = tables
         self._cache = cache
+        self._copies = copies
         self._leaders = [cache.handles[group.layers[0]].runtime for group in cache.groups]
 
     def apply(self, command: SparseKVOffloadCommand) -> int:
         """Queue it all; returns the indexer pages to be copied."""
-        compute = self._calls.device.compute
-        if command.resets:
-            compute.enqueue(partial(self._reset, command.resets))
-        if command.tables:
-            compute.enqueue(partial(self._update, command.tables))
+        device = self._calls.device
+        for op in device.kernels.change_tables(self._tables, self._leaders, command):
+            device.compute.enqueue(op)
         self._poison(command)
-        for copy in command.index_copies:
-            self._copy_index(copy)
-        return sum(copy.pages for copy in command.index_copies)
-
-    def _reset(self, rows: tuple[int, ...]) -> None:
-        for leader in self._leaders:
-            leader.forget_rows(rows)
-        self._tables.reset(rows)
-
-    def _update(self, updates: tuple[TableUpdate, ...]) -> None:
-        for update in updates:
-            gone = self._tables.apply(update)
-            if gone.size:
-                for leader in self._leaders:
-                    leader.forget_entries(update.table, update.row, gone)
+        copies = command.index_copies
+        for batch in [copies] if self._copies.batched and copies else [(c,) for c in copies]:
+            self._copy_index(batch)
+        return sum(copy.pages for copy in copies)
 
     def _poison(self, command: SparseKVOffloadCommand) -> None:
         device, cache = self._calls.device, self._cache
@@ -130,16 +120,12 @@ class CommandApplier:
                 [("suffix", True, ids)],
             )
 
-    def _copy_index(self, copy: IndexCopy) -> None:
-        device, index = self._calls.device, self._cache.index
-        size = self._tables.geometry.page_size
-        first, to, rows = copy.source_slot * size, copy.slot * size, copy.pages * size
-        move = device.kernels.copy_slots
+    def _copy_index(self, copies: tuple[IndexCopy, ...]) -> None:
         self._calls.enqueue(
-            device.compute,
+            self._calls.device.compute,
+            self._copies.copy_index(copies),
             [
-                partial(move, view, copy.source, first, view, copy.block, to, rows)
-                for view in index.views
+                ("gpu", False, tuple(copy.source for copy in copies)),
+                ("gpu", True, tuple(copy.block for copy in copies)),
             ],
-            [("gpu", False, (copy.source,)), ("gpu", True, (copy.block,))],
         )

@@ -1,7 +1,7 @@
 """The backend boundary: what an accelerator must offer, and the one place that calls it.
 
-Owns no memory and no policy. `Device`, `Stream`, `Event`, `Kernels` and `Resolver` are the
-Protocols that the `cpu` backend implements and that `cuda` will; another accelerator implements the
+Owns no memory and no policy. `Device`, `Stream`, `Event`, `Kernels`, `Copies` and `Resolver` are
+the Protocols that the `cpu` and the `cuda` backend implement; another accelerator implements the
 same ones, with its own host allocator, copies, hot layout and replacement policy.
 
 `DeviceCalls` makes every record, wait and block access, and only it emits `StreamRecorded`,
@@ -15,18 +15,22 @@ the order of calls on one stream is the order of its effects; between streams on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hisparse.fsm import events
 
 if TYPE_CHECKING:
+    from hisparse.device.binding import BoundCache
     from hisparse.device.handle import PagedCacheView
     from hisparse.device.layout import Geometry
-    from hisparse.device.plan import Plan
+    from hisparse.device.plan import Pending
     from hisparse.device.rows import StepRows
+    from hisparse.device.runtime import HiSparseRuntime
     from hisparse.device.tables import DeviceTables
+    from hisparse.fsm.wire import IndexCopy, SparseKVOffloadCommand
 
-Array = Any  # numpy array on `cpu`, a device tensor on another backend
+Array = Any  # a numpy array on `cpu`, a CuPy array or a torch tensor on `cuda`
 Op = Callable[[], None]
 Sink = Callable[[events.Event], object]
 
@@ -48,20 +52,71 @@ class Stream(Protocol):
     def wait(self, event: Event) -> None: ...
 
 
+class Tiers(NamedTuple):
+    """Where one layer's rows are: hot (and resident) blocks, and pages of the pinned pool."""
+
+    hot: PagedCacheView
+    host: PagedCacheView
+
+
+class ResolvePlan(Protocol):
+    """What a leader decided for one call; made and read inside compute-stream ops."""
+
+    @property
+    def missed(self) -> int:
+        """Host rows that each layer reads for it; 0 where only the device knows."""
+        ...
+
+
 class Resolver(Protocol):
-    """A leader's hot-row state and the fused resolve. Methods run inside compute-stream ops."""
+    """A leader's hot-row state and the fused resolve. `plan` runs inside a compute-stream op."""
 
     @property
     def state_bytes(self) -> int: ...
-    def plan(self, rows: StepRows, top_k: Array, step: int) -> Plan: ...
+    def plan(self, rows: StepRows, selection: Array, step: int) -> Any: ...
     def forget_rows(self, rows: Sequence[int]) -> None: ...
     def forget_slots(self, row: int, first: int, last: int) -> None: ...
     def forget_positions(self, row: int, first: int, last: int) -> None: ...
-    def statistics(self) -> dict[str, int]: ...
+    def statistics(self) -> dict[str, int]:
+        """hits, misses, resident; where the device counts them, host_rows that a layer read."""
+        ...
+
+
+class Copies(Protocol):
+    """Page copies between the tiers of one cache. Every method returns the ops to queue on one
+    stream; ids of a call are distinct, and none is null."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether all copies of a command in one direction are to be one call."""
+        ...
+
+    def spill(self, blocks: Sequence[int], hosts: Sequence[int]) -> Sequence[Op]:
+        """Pages of all layers, GPU to host."""
+        ...
+
+    def restore(self, hosts: Sequence[int], blocks: Sequence[int]) -> Sequence[Op]: ...
+    def store_index(
+        self, blocks: Sequence[int], slots: Sequence[int], suffixes: Sequence[int]
+    ) -> Sequence[Op]:
+        """Indexer pages of all groups, slots of GPU blocks to the CPU tier."""
+        ...
+
+    def load_index(
+        self, suffixes: Sequence[int], blocks: Sequence[int], slots: Sequence[int]
+    ) -> Sequence[Op]: ...
+    def copy_index(self, copies: Sequence[IndexCopy]) -> Sequence[Op]:
+        """Indexer pages of all groups between GPU blocks, as if one after the other."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is queued any more: let the pools go."""
+        ...
 
 
 class Kernels(Protocol):
-    """The byte movers. Every method runs inside a stream op and sees memory as it is then."""
+    """The byte movers. Methods run inside a stream op and see memory as it is then, but for those
+    that make something."""
 
     def write_rows(
         self, view: PagedCacheView, table: Array, rows: StepRows, data: Array, owner: str
@@ -69,22 +124,28 @@ class Kernels(Protocol):
     def read_prefix(
         self, view: PagedCacheView, table: Array, row: int, length: int, owner: str
     ) -> Array: ...
-    def replay(self, plan: Plan, hot: PagedCacheView, host: PagedCacheView) -> Array: ...
-    def copy_block(
-        self, source: PagedCacheView, block: int, target: PagedCacheView, to: int
-    ) -> None: ...
-    def copy_slots(
-        self,
-        source: PagedCacheView,
-        block: int,
-        first: int,
-        target: PagedCacheView,
-        to_block: int,
-        to: int,
-        rows: int,
-    ) -> None: ...
+    def replay(self, plan: Any, tiers: Sequence[Tiers], member: int) -> Array:
+        """Bring the plan's missed rows of layer `member` of the group in and copy its selection
+        out: uint8 ``[n, k, row_bytes]``, zeros for padding."""
+        ...
+
+    def locate(self, plan: Any, tiers: Sequence[Tiers], member: int) -> Array:
+        """Bring them in and say where the selection is: ``[n, k]`` rows of ``view.rows``, -1 for
+        padding. Raises UsageError for a plan of several waves."""
+        ...
+
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None: ...
+    def change_tables(
+        self,
+        tables: DeviceTables,
+        leaders: Sequence[HiSparseRuntime],
+        command: SparseKVOffloadCommand,
+    ) -> Sequence[Op]:
+        """Ops for the command's resets and table updates, hot rows forgotten with them."""
+        ...
+
     def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver: ...
+    def make_copies(self, geometry: Geometry, cache: BoundCache) -> Copies: ...
 
 
 class Device(Protocol):
@@ -104,8 +165,9 @@ class Device(Protocol):
         """uint8 ``[size_bytes]`` on the device."""
         ...
 
-    def allocate_table(self, rows: int, entries: int) -> Array:
-        """int32 ``[rows, entries]`` of zeros on the device."""
+    def allocate_table(self, rows: int, entries: int, guard: int = 0) -> Array:
+        """int32 ``[rows, entries]`` of zeros on the device. For kernels that clamp what they look
+        up there are at least `guard` more zeros behind each row in memory, or none at all."""
         ...
 
     def allocate_pinned(self, size_bytes: int, fill: int = 0) -> Array:
@@ -131,6 +193,30 @@ class Device(Protocol):
 
     def synchronize(self, target: Stream | Event | None = None) -> None:
         """Block until the event, all work queued on the stream, or everything is done."""
+        ...
+
+    def adopt(self, array: Array) -> Array:
+        """`array`, of any kind that this backend takes, as its own kind; no copy."""
+        ...
+
+    def keep(self, array: Array) -> Array:
+        """`array` as it is now, in the order of the compute stream, whatever becomes of it."""
+        ...
+
+    def produce(self, op: Callable[[], Array]) -> Pending:
+        """Queue an op on compute that makes an array; its `result` waits for just that much."""
+        ...
+
+    def on_compute(self) -> AbstractContextManager[object]:
+        """Where the work of a model that runs on this accelerator is queued on compute too."""
+        ...
+
+    def close_step(self) -> None:
+        """All work of a step is queued: queue what tells of its faults."""
+        ...
+
+    def check(self) -> None:
+        """Raise InvariantViolation for a fault that the device has told of by now; never blocks."""
         ...
 
     def statistics(self) -> dict[str, int]: ...

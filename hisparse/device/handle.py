@@ -10,15 +10,15 @@ metadata, passed in each call. Every method queues on the compute stream and ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hisparse.device.backend import Device
+from hisparse.device.backend import Array, Device
 from hisparse.device.layout import Span
 from hisparse.device.plan import Pending
 from hisparse.device.rows import StepRows
@@ -29,14 +29,12 @@ from hisparse.fsm.wire import Table
 if TYPE_CHECKING:
     from hisparse.device.runtime import HiSparseRuntime
 
-U8 = npt.NDArray[np.uint8]
-
 
 @dataclass(frozen=True, eq=False)
 class PagedCacheView:
-    """Blocks of one layer or group inside `base`, uint8 ``[pool bytes]``."""
+    """Blocks of one layer or group inside `base`, uint8 ``[pool bytes]``, numpy or CuPy."""
 
-    base: U8
+    base: Any
     span: Span
     name: str
 
@@ -47,14 +45,23 @@ class PagedCacheView:
         assert span.offset >= 0 and span.blocks > 0 and end <= self.base.size, (self.name, span)
 
     @cached_property
-    def array(self) -> U8:
+    def array(self) -> Any:
         """Strided uint8 ``[blocks, rows_per_block, row_bytes]`` over `base`; no copy."""
         s = self.span
-        return np.lib.stride_tricks.as_strided(
+        on_host = isinstance(self.base, np.ndarray)
+        tricks = np.lib.stride_tricks if on_host else import_module("cupy").lib.stride_tricks
+        return tricks.as_strided(
             self.base[s.offset :],
             shape=(s.blocks, s.rows_per_block, s.row_bytes),
             strides=(s.block_stride, s.row_bytes, 1),
         )
+
+    @cached_property
+    def address(self) -> int:
+        """Of row 0 of block 0, as the device sees it."""
+        on_host = isinstance(self.base, np.ndarray)
+        base = self.base.ctypes.data if on_host else self.base.data.ptr
+        return int(base) + self.span.offset
 
     @property
     def block_rows(self) -> int:
@@ -63,7 +70,7 @@ class PagedCacheView:
         return self.span.block_stride // self.span.row_bytes
 
     @cached_property
-    def rows(self) -> U8:
+    def rows(self) -> Any:
         """`base` from this view on as uint8 ``[rows, row_bytes]``: row o of block b is at
         ``b * block_rows + o``. The rows between are other layers' and must not be touched."""
         s = self.span
@@ -90,24 +97,33 @@ class HiSparseCacheHandle:
         self._device = device
         self._tables = tables
 
-    def write(self, rows: StepRows, data: U8) -> None:
-        """Write uint8 ``[n, row_bytes]`` (copied now) to the rows' resident blocks.
+    def write(self, rows: StepRows, data: Array) -> None:
+        """Write uint8 ``[n, row_bytes]``, as it is now, to the rows' resident blocks.
 
         The block is looked up when the op runs. Where RESIDENT then says 0 the op raises
         InvariantViolation ``table_truth``. Raises UsageError for a wrong shape.
         """
-        data = _check_rows(rows, data, self.resident.span.row_bytes)
+        data = _keep_rows(self._device, rows, data, self.resident.span.row_bytes)
         view, table, owner = self.resident, self._tables[Table.RESIDENT], f"layer {self.layer}"
         kernels = self._device.kernels
         self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
 
-    def gather(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None = None) -> Pending:
+    def gather(self, rows: StepRows, top_k: Array | None = None) -> Pending:
         """The selected rows: a `Pending` uint8 ``[n, k, row_bytes]``.
 
         A leader passes int ``[n, k]`` positions (-1: padding, gives zeros); a follower passes None
         and gets the rows of its leader's selection. See `HiSparseRuntime.gather` for the errors.
         """
         return self.runtime.gather(rows, top_k)
+
+    def resolve(self, rows: StepRows, top_k: Array | None = None) -> Pending:
+        """Like `gather` without the copy, for attention that reads the pool itself: a `Pending`
+        int ``[n, k]`` of rows of ``resident.rows``, -1 for padding.
+
+        They hold until the next call for this layer. The op raises UsageError where the selections
+        of a request's rows do not fit the hot region together (see `Capabilities.wave_rows`).
+        """
+        return self.runtime.gather(rows, top_k, copy=False)
 
 
 class IndexCache:
@@ -120,10 +136,10 @@ class IndexCache:
         self._device = device
         self._tables = tables
 
-    def write(self, group: int, rows: StepRows, data: U8) -> None:
+    def write(self, group: int, rows: StepRows, data: Array) -> None:
         """Write uint8 ``[n, index_row_bytes]`` of `group`; like `HiSparseCacheHandle.write`."""
         view = self._view(group)
-        data = _check_rows(rows, data, view.span.row_bytes)
+        data = _keep_rows(self._device, rows, data, view.span.row_bytes)
         table, kernels = self._tables[Table.INDEX], self._device.kernels
         owner = f"index group {group}"
         self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
@@ -135,23 +151,12 @@ class IndexCache:
         if not 0 <= length <= limit or not 0 <= row < self._tables.geometry.max_requests:
             raise UsageError(f"keys(row={row}, length={length}): at most {limit} positions a row")
         table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
-        return enqueue_pending(
-            self._device, lambda: kernels.read_prefix(view, table, row, length, owner)
-        )
+        return self._device.produce(lambda: kernels.read_prefix(view, table, row, length, owner))
 
     def _view(self, group: int) -> PagedCacheView:
         if not 0 <= group < len(self.views):
             raise UsageError(f"group={group} must be in 0..{len(self.views) - 1}")
         return self.views[group]
-
-
-def enqueue_pending(device: Device, op: Callable[[], U8]) -> Pending:
-    """Queue ``op() -> array`` on compute; the `Pending` waits for just that much of the stream."""
-    compute = device.compute
-    pending = Pending(lambda: device.synchronize(event))
-    compute.enqueue(lambda: pending.produce(op))
-    event = compute.record()
-    return pending
 
 
 def check_step_rows(rows: StepRows) -> int:
@@ -162,8 +167,9 @@ def check_step_rows(rows: StepRows) -> int:
     return n
 
 
-def _check_rows(rows: StepRows, data: U8, row_bytes: int) -> U8:
+def _keep_rows(device: Device, rows: StepRows, data: Array, row_bytes: int) -> Array:
     n = check_step_rows(rows)
+    data = device.adopt(data)
     if data.dtype != np.uint8 or data.shape != (n, row_bytes):
         raise UsageError(f"data is {data.dtype}{list(data.shape)}, must be uint8[{n}, {row_bytes}]")
-    return data.copy()
+    return device.keep(data)

@@ -51,6 +51,11 @@ class Plan:
     waves: tuple[Wave, ...]
     _packed: dict[int, I64] = field(default_factory=dict, repr=False)
 
+    @property
+    def missed(self) -> int:
+        """Host rows that each layer reads for it."""
+        return sum(wave.sources.size for wave in self.waves)
+
     def pack(self, page_size: int, block_rows: int) -> I64:
         """`physical` as row numbers of a view whose blocks are `block_rows` rows apart."""
         if block_rows not in self._packed:

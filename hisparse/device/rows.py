@@ -1,7 +1,8 @@
 """`StepRows`: which request, and which position of it, each token of a step is.
 
 The one piece of attention metadata that the model adapter, the cache handle and the kernels all
-read. numpy only: it crosses from the serving loop to the device side with no framework attached.
+read. It crosses from the serving loop to the device side with no framework attached: numpy, unless
+the step is one of fixed shape whose arrays lie on the device (`span`).
 
 A step lays its tokens end to end; the tokens of one request are adjacent and in position order:
 
@@ -13,15 +14,18 @@ A step lays its tokens end to end; the tokens of one request are adjacent and in
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 
 @dataclass(frozen=True)
 class StepRows:
     """The tokens of a step, in order: attention metadata."""
 
-    rows: np.ndarray
-    """int32 [n]: request row index of each token; a request's tokens are adjacent."""
-    positions: np.ndarray
+    rows: Any
+    """int32 [n]: request row index of each token; a request's tokens are adjacent. -1: padding."""
+    positions: Any
     """int64 [n]: position of each token in its request, rising by one inside a request."""
+    span: int | None = None
+    """None: host arrays. Else the arrays are device memory whose content no host code looks at,
+    so that a captured graph can read them, and each request has exactly `span` adjacent tokens of
+    which the last may be padding: n is a multiple of it. Only a backend with graphs takes these."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hisparse.device.backend import Device, Resolver
-from hisparse.device.handle import PagedCacheView, check_step_rows, enqueue_pending
+from hisparse.device.backend import Array, Device, ResolvePlan, Resolver, Tiers
+from hisparse.device.handle import PagedCacheView, check_step_rows
 from hisparse.device.layout import Geometry
-from hisparse.device.plan import U8, Pending, Plan
+from hisparse.device.plan import Pending
 from hisparse.device.rows import StepRows
 from hisparse.errors import UsageError
 from hisparse.fsm.wire import Table
@@ -31,7 +31,7 @@ class PlannedCall:
     """One resolve of this step; `plan` is there once the leader's op has run."""
 
     rows: StepRows
-    plan: Plan | None = None
+    plan: ResolvePlan | None = None
 
 
 class IndexGroup:
@@ -40,6 +40,8 @@ class IndexGroup:
     def __init__(self, group: int, layers: Sequence[int]) -> None:
         self.group = group
         self.layers = tuple(layers)
+        self.tiers: list[Tiers] = []  # of each layer, as it is bound
+        self.leader: Resolver | None = None
         self.step = -1
         self.calls: list[PlannedCall] = []
         self.replayed = dict.fromkeys(self.layers[1:], 0)
@@ -86,6 +88,10 @@ class HiSparseRuntime:
         self.hot = hot
         self.host = host
         self.resolver = resolver
+        group.tiers.append(Tiers(hot, host))
+        group.leader = resolver if resolver is not None else group.leader
+        self._member = len(group.tiers) - 1
+        assert group.layers[self._member] == layer, "layers of a group are bound in its order"
         self._device = device
         self._geometry = geometry
         self._calls = 0
@@ -100,34 +106,37 @@ class HiSparseRuntime:
         """Bytes of replacement state on the device; 0 for a follower."""
         return self.resolver.state_bytes if self.resolver is not None else 0
 
-    def gather(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None) -> Pending:
+    def gather(self, rows: StepRows, top_k: Array | None, copy: bool = True) -> Pending:
         """Queue resolve (leader) or replay (follower) and the gather of this layer's bytes.
 
-        Returns a `Pending` uint8 ``[n, k, row_bytes]``; padding entries are zeros. The op raises
+        Returns a `Pending` uint8 ``[n, k, row_bytes]``; padding entries are zeros. Without `copy`:
+        int ``[n, k]``, where they are in ``hot.rows``, -1 for padding. The op raises
         InvariantViolation ``always_readable`` for a position with no copy. Raises UsageError: no
         step begun, top-k missing, of a wrong shape or wider than ``policy.top_k``; for a follower,
         top-k given, nothing left to replay, or other rows than its leader resolved.
         """
         if self.group.step < 0:
             raise UsageError(f"layer {self.layer}: gather before the first begin_step")
-        call = self._lead(rows, top_k) if self.is_leader else self._follow(rows, top_k)
-        chosen = None if top_k is None else np.array(top_k, dtype=np.int64)
-        step = self.group.step
+        chosen = None if top_k is None else self._device.adopt(top_k)
+        call = self._lead(rows, chosen) if self.is_leader else self._follow(rows, chosen)
+        chosen = None if chosen is None else self._device.keep(chosen)
+        step, tiers, member = self.group.step, self.group.tiers, self._member
+        kernels = self._device.kernels
+        fetch = kernels.replay if copy else kernels.locate
 
-        def run() -> U8:
+        def run() -> Array:
             if chosen is not None:
                 assert self.resolver is not None
                 call.plan = self.resolver.plan(call.rows, chosen, step)
             if call.plan is None:
                 raise UsageError(f"layer {self.layer}: the leader's resolve failed in this step")
             self._calls += 1
-            self._host_rows += sum(wave.sources.size for wave in call.plan.waves)
-            out: U8 = self._device.kernels.replay(call.plan, self.hot, self.host)
-            return out
+            self._host_rows += call.plan.missed
+            return fetch(call.plan, tiers, member)
 
-        return enqueue_pending(self._device, run)
+        return self._device.produce(run)
 
-    def _lead(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None) -> PlannedCall:
+    def _lead(self, rows: StepRows, top_k: Array | None) -> PlannedCall:
         n = check_step_rows(rows)
         if top_k is None:
             raise UsageError(f"layer {self.layer} leads index group {self.group.group}: pass top_k")
@@ -141,7 +150,7 @@ class HiSparseRuntime:
         self.group.calls.append(call)
         return call
 
-    def _follow(self, rows: StepRows, top_k: npt.NDArray[np.integer] | None) -> PlannedCall:
+    def _follow(self, rows: StepRows, top_k: Array | None) -> PlannedCall:
         leader = self.group.layers[0]
         if top_k is not None:
             raise UsageError(f"layer {self.layer} follows layer {leader}: pass None for top_k")
@@ -182,9 +191,12 @@ class HiSparseRuntime:
             "host_bytes": self._host_rows * self.host.span.row_bytes,
             "state_bytes": self.state_bytes,
         }
-        if self.resolver is not None:
-            counts |= self.resolver.statistics()
-        return counts
+        assert self.group.leader is not None
+        made = self.group.leader.statistics()
+        if "host_rows" in made:  # counted by the device
+            rows = made.pop("host_rows")
+            counts |= {"host_rows": rows, "host_bytes": rows * self.host.span.row_bytes}
+        return counts | made if self.is_leader else counts
 
 
 def forget_entries(
@@ -209,4 +221,6 @@ def forget_entries(
 
 
 def _same_rows(a: StepRows, b: StepRows) -> bool:
+    if a.span is not None or b.span is not None:
+        return False  # nobody looks at what lies on a device
     return bool(np.array_equal(a.rows, b.rows) and np.array_equal(a.positions, b.positions))

@@ -1,7 +1,7 @@
 """The four tables on the device, as attention and the resolver read them.
 
-Owns int32 ``[max_requests, entries]`` for each `wire.Table`. They change only by `apply` and
-`reset`, which run inside compute-stream ops, so a kernel queued earlier still sees the old entry.
+Owns int32 ``[max_requests, entries]`` for each `wire.Table`. They change only inside
+compute-stream ops (`Kernels.change_tables`), so a kernel queued earlier still sees the old entry.
 Nobody keeps a second copy: the scheduler holds the truth, these follow its commands.
 
 Holds at its edges: every id is a block (host page for HOST) of its pool; 0 means none.
@@ -19,6 +19,8 @@ from hisparse.device.layout import Geometry
 from hisparse.errors import ProtocolError
 from hisparse.fsm.wire import Table, TableUpdate
 
+_PAGED = (Table.RESIDENT, Table.HOST)
+
 
 class DeviceTables:
     """RESIDENT and HOST have an entry a page, INDEX an entry a block, HOT an entry a hot block."""
@@ -32,7 +34,7 @@ class DeviceTables:
             Table.HOT: geometry.hot_blocks,
         }
         self.arrays: dict[Table, Array] = {
-            table: device.allocate_table(geometry.max_requests, entries)
+            table: device.allocate_table(geometry.max_requests, entries, guard=int(table in _PAGED))
             for table, entries in self.entries.items()
         }
 
@@ -54,12 +56,12 @@ class DeviceTables:
             raise ProtocolError(f"{update}: an id is not in 0..{limit - 1}")
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Clear all four tables of `rows` (a compute-stream op)."""
+        """Clear all four tables of `rows` (an op of a backend whose tables are numpy)."""
         for array in self.arrays.values():
             array[list(rows)] = 0
 
     def apply(self, update: TableUpdate) -> npt.NDArray[np.int64]:
-        """Replace the entries (a compute-stream op); returns entries that named another id."""
+        """Replace the entries; returns those that named another id (like `reset`)."""
         array = self.arrays[update.table]
         here = slice(update.entry, update.entry + len(update.ids))
         new = np.asarray(update.ids, dtype=np.int32)

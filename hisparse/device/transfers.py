@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from hisparse.device.acks import AckStream
-from hisparse.device.backend import DeviceCalls, Event, Stream
-from hisparse.device.binding import BoundCache
+from hisparse.device.backend import Copies, DeviceCalls, Event, Op, Stream
 from hisparse.device.layout import Geometry
 from hisparse.fsm.wire import (
     Ack,
@@ -51,7 +49,7 @@ class TransferQueue:
     Args:
         calls: makes the device calls.
         geometry: sizes of blocks and pages.
-        cache: what is copied between.
+        copies: makes the copies' device work.
         acks: the rank's acknowledgements.
         copy_fault: true for a transfer whose copy is made to fail.
     """
@@ -60,7 +58,7 @@ class TransferQueue:
         self,
         calls: DeviceCalls,
         geometry: Geometry,
-        cache: BoundCache,
+        copies: Copies,
         acks: AckStream,
         copy_fault: CopyFault | None = None,
     ) -> None:
@@ -72,7 +70,7 @@ class TransferQueue:
         if geometry.suffix_pool_bytes:
             self.counts |= {"index_pages_stored": 0, "index_pages_loaded": 0}
         self._calls = calls
-        self._cache = cache
+        self._made = copies
         self._acks = acks
         self._copies: dict[int, Event] = {}  # queued, event not yet seen; by transfer id
         self._pending: deque[tuple[AnyTransfer, Event, bool]] = deque()
@@ -100,19 +98,18 @@ class TransferQueue:
         if any(into_gpu):
             self._wait(device.h2d, before, "h2d_after_compute")
         restored: Event | None = None
-        for transfer, restore in zip(transfers, into_gpu, strict=True):
-            if isinstance(transfer, IndexTransfer):
-                copied = self._copy_index(transfer)
-            else:
-                copied = self._copy(transfer)
+        for batch in self._batches(transfers):
+            restore = _into_gpu(batch[0])
+            copied = self._copy_batch(batch)
             event = self._calls.record(device.h2d if restore else device.d2h)
             restored = event if restore else restored
-            self._copies[transfer.transfer] = event
-            self.highest = max(self.highest, transfer.transfer)
-            self._pending.append((transfer, event, not copied))
-            self._acknowledge(AckKind.ENQUEUED, transfer)
-            self.counts[_counter(transfer)] += 1
-            self.counts["failed"] += not copied
+            for transfer, done in zip(batch, copied, strict=True):
+                self._copies[transfer.transfer] = event
+                self.highest = max(self.highest, transfer.transfer)
+                self._pending.append((transfer, event, not done))
+                self._acknowledge(AckKind.ENQUEUED, transfer)
+                self.counts[_counter(transfer)] += 1
+                self.counts["failed"] += not done
         if restored is not None:
             self._wait(device.compute, restored, "compute_after_restore")
 
@@ -134,7 +131,7 @@ class TransferQueue:
     def close(self) -> None:
         """Every copy has ended: let the pools' views go, counters stay."""
         assert not self._pending, f"{len(self._pending)} copies have not ended"
-        del self._cache
+        self._made.close()
 
     def _wait(self, stream: Stream, event: Event, why: str) -> None:
         """Every wait between streams goes through here."""
@@ -143,46 +140,72 @@ class TransferQueue:
     def _acknowledge(self, kind: AckKind, transfer: AnyTransfer) -> None:
         self._acks.append(Ack(kind, transfer.transfer, transfer.epoch))
 
+    def _batches(self, transfers: Sequence[AnyTransfer]) -> list[list[AnyTransfer]]:
+        """What shares an event: each by itself, or all of one direction."""
+        if not self._made.batched:
+            return [[transfer] for transfer in transfers]
+        ways = [[t for t in transfers if _into_gpu(t) == restore] for restore in (False, True)]
+        return [way for way in ways if way]
+
+    def _copy_batch(self, batch: Sequence[AnyTransfer]) -> list[bool]:
+        """Queue the copies of a batch; False for those that are made to fail."""
+        if not self._made.batched:
+            return [
+                self._copy_index(t) if isinstance(t, IndexTransfer) else self._copy(t)
+                for t in batch
+            ]
+        fault = self.copy_fault
+        done = [fault is None or not fault(transfer) for transfer in batch]
+        copied = [transfer for transfer, made in zip(batch, done, strict=True) if made]
+        pages = [t for t in copied if isinstance(t, SparseKVPageTransfer)]
+        index = [t for t in copied if isinstance(t, IndexTransfer)]
+        stream = self._stream(batch[0])
+        self._calls.enqueue(stream, [*self._page_ops(pages), *self._index_ops(index)], ())
+        for transfer in copied:
+            self._calls.enqueue(stream, (), _accesses(transfer), transfer.transfer)
+        return done
+
     def _copy(self, transfer: SparseKVPageTransfer) -> bool:
         """Queue one page copy, all layers, a chunk each. False: the copy is made to fail."""
         if self.copy_fault is not None and self.copy_fault(transfer):
             return False
-        restore = transfer.kind == TransferKind.RESTORE
-        copy = self.device.kernels.copy_block
-        chunks = []
-        for handle in self._cache.handles:
-            gpu, host = handle.resident, handle.runtime.host
-            if restore:
-                chunks.append(partial(copy, host, transfer.host, gpu, transfer.block))
-            else:
-                chunks.append(partial(copy, gpu, transfer.block, host, transfer.host))
-        self._calls.enqueue(
-            self.device.h2d if restore else self.device.d2h,
-            chunks,
-            [("gpu", restore, (transfer.block,)), ("host", not restore, (transfer.host,))],
-            transfer.transfer,
-        )
+        ops, stream = self._page_ops([transfer]), self._stream(transfer)
+        self._calls.enqueue(stream, ops, _accesses(transfer), transfer.transfer)
         return True
 
     def _copy_index(self, transfer: IndexTransfer) -> bool:
         """Queue one indexer page, a chunk a group; like `_copy`."""
         if self.copy_fault is not None and self.copy_fault(transfer):
             return False
-        copy, rows, chunks = self.device.kernels.copy_slots, self.geometry.page_size, []
-        first = transfer.slot * rows
-        for block, tier in zip(self._cache.index.views, self._cache.suffix, strict=True):
-            if transfer.load:
-                move = partial(copy, tier, transfer.suffix, 0, block, transfer.block, first, rows)
-            else:
-                move = partial(copy, block, transfer.block, first, tier, transfer.suffix, 0, rows)
-            chunks.append(move)
-        self._calls.enqueue(
-            self.device.h2d if transfer.load else self.device.d2h,
-            chunks,
-            [
-                ("gpu", transfer.load, (transfer.block,)),
-                ("suffix", not transfer.load, (transfer.suffix,)),
-            ],
-            transfer.transfer,
-        )
+        ops, stream = self._index_ops([transfer]), self._stream(transfer)
+        self._calls.enqueue(stream, ops, _accesses(transfer), transfer.transfer)
         return True
+
+    def _stream(self, transfer: AnyTransfer) -> Stream:
+        return self.device.h2d if _into_gpu(transfer) else self.device.d2h
+
+    def _page_ops(self, pages: Sequence[SparseKVPageTransfer]) -> Sequence[Op]:
+        """Of pages that go one way."""
+        if not pages:
+            return ()
+        blocks, hosts = [t.block for t in pages], [t.host for t in pages]
+        if _into_gpu(pages[0]):
+            return self._made.restore(hosts, blocks)
+        return self._made.spill(blocks, hosts)
+
+    def _index_ops(self, pages: Sequence[IndexTransfer]) -> Sequence[Op]:
+        if not pages:
+            return ()
+        blocks, slots = [t.block for t in pages], [t.slot for t in pages]
+        suffixes = [t.suffix for t in pages]
+        if pages[0].load:
+            return self._made.load_index(suffixes, blocks, slots)
+        return self._made.store_index(blocks, slots, suffixes)
+
+
+def _accesses(transfer: AnyTransfer) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """What its copy reads and writes."""
+    into = _into_gpu(transfer)
+    if isinstance(transfer, IndexTransfer):
+        return [("gpu", into, (transfer.block,)), ("suffix", not into, (transfer.suffix,))]
+    return [("gpu", into, (transfer.block,)), ("host", not into, (transfer.host,))]

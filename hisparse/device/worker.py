@@ -100,8 +100,9 @@ class HiSparseWorker:
         self.index = cache.index
         self.groups = cache.groups
         self._runtimes = tuple(handle.runtime for handle in cache.handles)
-        self._applier = CommandApplier(self.calls, self.tables, cache)
-        self.transfers = TransferQueue(self.calls, self.geometry, cache, self.acks, copy_fault)
+        copies = device.kernels.make_copies(self.geometry, cache)
+        self._applier = CommandApplier(self.calls, self.tables, cache, copies)
+        self.transfers = TransferQueue(self.calls, self.geometry, copies, self.acks, copy_fault)
         self.handles: tuple[HiSparseCacheHandle, ...] = ()
         self.bind(cache.handles)
         self._step: int | None = None
@@ -207,6 +208,7 @@ class HiSparseWorker:
             raise UsageError(f"end_step({step}) inside step {self._step}")
         for group in self.groups:
             group.check_replayed()
+        self.device.close_step()
         self._steps.append((step, self.calls.record(self.device.compute)))
         self._last_step, self._step = step, None
 
@@ -215,11 +217,13 @@ class HiSparseWorker:
 
         Returns everything that no command has said was taken in (so that a message that got lost
         is sent again by itself, and duplicates are inert at the scheduler); None if nothing is.
-        A step's RETIRED comes after the COMPLETED of its restores.
+        A step's RETIRED comes after the COMPLETED of its restores. Raises InvariantViolation for
+        a fault that the device found in an earlier step.
         """
         retired: list[int] = []
         while self._steps and self.device.query(self._steps[0][1]):
             retired.append(self._steps.popleft()[0])
+        self.device.check()
         self.transfers.poll()
         for step in retired:
             self.acks.append(Ack(AckKind.RETIRED, step))

@@ -142,7 +142,7 @@ class _Watched:
         return self._inner.state_bytes
 
     def plan(self, rows: StepRows, top_k: Any, step: int) -> Plan:
-        plan = self._inner.plan(rows, top_k, step)
+        plan: Plan = self._inner.plan(rows, top_k, step)
         self._recorder.resolved(self._group, rows, top_k, step, plan)
         return plan
 

@@ -1,23 +1,28 @@
 """Byte movers of the `cpu` backend, in numpy.
 
-Owns nothing. Each function runs inside one stream op and reads its source at that moment, so a
+Own nothing. Each function runs inside one stream op and reads its source at that moment, so a
 missing wait shows as wrong bytes. Nothing here reads or writes the null block or the null page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from hisparse.device.backend import Op, Tiers
+from hisparse.device.binding import BoundCache
 from hisparse.device.cpu.resolver import CpuResolver
 from hisparse.device.handle import PagedCacheView
 from hisparse.device.layout import NULL, Geometry
-from hisparse.device.plan import U8, Plan
+from hisparse.device.plan import U8, Plan, Wave
 from hisparse.device.rows import StepRows
+from hisparse.device.runtime import HiSparseRuntime
 from hisparse.device.tables import DeviceTables
-from hisparse.errors import InvariantViolation
+from hisparse.errors import InvariantViolation, UsageError
+from hisparse.fsm.wire import IndexCopy, SparseKVOffloadCommand, TableUpdate
 
 I32 = npt.NDArray[np.int32]
 
@@ -65,11 +70,12 @@ class CpuKernels:
         out: U8 = view.array[blocks].reshape(-1, view.span.row_bytes)[:length]
         return out
 
-    def replay(self, plan: Plan, hot: PagedCacheView, host: PagedCacheView) -> U8:
+    def replay(self, plan: Plan, tiers: Sequence[Tiers], member: int) -> U8:
         """Bring the plan's missed rows in and gather: uint8 ``[n, k, row_bytes]``.
 
         Wave by wave, for one layer's bytes; leader and followers run exactly this.
         """
+        hot, host = tiers[member]
         n, k = plan.physical.shape
         if plan.all_padding:
             return np.zeros((n, k, hot.span.row_bytes), dtype=np.uint8)
@@ -79,10 +85,7 @@ class CpuKernels:
         whole = plan.waves[0].rows is None
         out = None if whole else np.empty((n, k, hot.span.row_bytes), dtype=np.uint8)
         for wave in plan.waves:
-            if wave.sources.size:
-                assert wave.sources.min() >= host.span.rows_per_block, "a read of the null page"
-                to = wave.destinations + (wave.destinations // size) * (hot.block_rows - size)
-                hot.rows[to] = host.rows.take(wave.sources, axis=0)
+            _fetch(wave, hot, host)
             if out is None:
                 out = hot.rows.take(packed, axis=0)
             else:
@@ -92,31 +95,136 @@ class CpuKernels:
             out[plan.padding] = 0
         return out
 
-    def copy_block(
-        self, source: PagedCacheView, block: int, target: PagedCacheView, to: int
-    ) -> None:
-        """One page of one layer, between the tiers."""
-        assert block != NULL and to != NULL, (block, to)
-        target.array[to] = source.array[block]
-
-    def copy_slots(
-        self,
-        source: PagedCacheView,
-        block: int,
-        first: int,
-        target: PagedCacheView,
-        to_block: int,
-        to: int,
-        rows: int,
-    ) -> None:
-        """Rows ``[first, first + rows)`` of `block` in `source` to row `to` of `to_block` in
-        `target`, which may be the same view."""
-        assert block != NULL and to_block != NULL, (block, to_block)
-        target.array[to_block, to : to + rows] = source.array[block, first : first + rows].copy()
+    def locate(self, plan: Plan, tiers: Sequence[Tiers], member: int) -> npt.NDArray[np.int64]:
+        """Bring them in and say where the selection is: rows of ``hot.rows``, -1 for padding."""
+        hot, host = tiers[member]
+        if plan.all_padding:
+            return np.full_like(plan.physical, -1)
+        if len(plan.waves) > 1:
+            raise UsageError(
+                f"resolve: the selections of a request's rows need {len(plan.waves)} waves: gather"
+            )
+        _fetch(plan.waves[0], hot, host)
+        packed = plan.pack(hot.span.rows_per_block, hot.block_rows)
+        return packed.copy() if plan.padding is None else np.where(plan.padding, -1, packed)
 
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None:
         assert NULL not in blocks, "the null block is never written"
         view.array[list(blocks)] = value
 
+    def change_tables(
+        self,
+        tables: DeviceTables,
+        leaders: Sequence[HiSparseRuntime],
+        command: SparseKVOffloadCommand,
+    ) -> Sequence[Op]:
+        """An op for the resets, and one for the updates."""
+
+        def reset(rows: tuple[int, ...]) -> None:
+            for leader in leaders:
+                leader.forget_rows(rows)
+            tables.reset(rows)
+
+        def update(updates: tuple[TableUpdate, ...]) -> None:
+            for update in updates:
+                gone = tables.apply(update)
+                if gone.size:
+                    for leader in leaders:
+                        leader.forget_entries(update.table, update.row, gone)
+
+        ops: list[Op] = [partial(reset, command.resets)] if command.resets else []
+        return [*ops, partial(update, command.tables)] if command.tables else ops
+
     def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> CpuResolver:
         return CpuResolver(geometry, tables, layer)
+
+    def make_copies(self, geometry: Geometry, cache: BoundCache) -> CpuCopies:
+        return CpuCopies(geometry.page_size, cache)
+
+
+class CpuCopies:
+    """Implements `backend.Copies`: a chunk a layer or group, so that others run between them."""
+
+    batched = False
+
+    def __init__(self, page_size: int, cache: BoundCache) -> None:
+        self._size = page_size
+        self._layers = [(handle.resident, handle.runtime.host) for handle in cache.handles]
+        self._groups = list(zip(cache.index.views, cache.suffix, strict=False))
+        self._index = cache.index.views
+
+    def spill(self, blocks: Sequence[int], hosts: Sequence[int]) -> list[Op]:
+        return [
+            partial(copy_block, gpu, block, host, page)
+            for block, page in zip(blocks, hosts, strict=True)
+            for gpu, host in self._layers
+        ]
+
+    def restore(self, hosts: Sequence[int], blocks: Sequence[int]) -> list[Op]:
+        return [
+            partial(copy_block, host, page, gpu, block)
+            for page, block in zip(hosts, blocks, strict=True)
+            for gpu, host in self._layers
+        ]
+
+    def store_index(
+        self, blocks: Sequence[int], slots: Sequence[int], suffixes: Sequence[int]
+    ) -> list[Op]:
+        size = self._size
+        return [
+            partial(copy_slots, gpu, block, slot * size, tier, page, 0, size)
+            for block, slot, page in zip(blocks, slots, suffixes, strict=True)
+            for gpu, tier in self._groups
+        ]
+
+    def load_index(
+        self, suffixes: Sequence[int], blocks: Sequence[int], slots: Sequence[int]
+    ) -> list[Op]:
+        size = self._size
+        return [
+            partial(copy_slots, tier, page, 0, gpu, block, slot * size, size)
+            for page, block, slot in zip(suffixes, blocks, slots, strict=True)
+            for gpu, tier in self._groups
+        ]
+
+    def copy_index(self, copies: Sequence[IndexCopy]) -> list[Op]:
+        size = self._size
+        return [
+            partial(copy_slots, view, c.source, first, view, c.block, to, c.pages * size)
+            for c in copies
+            for first, to in [(c.source_slot * size, c.slot * size)]
+            for view in self._index
+        ]
+
+    def close(self) -> None:
+        self._layers, self._groups, self._index = [], [], ()
+
+
+def copy_block(source: PagedCacheView, block: int, target: PagedCacheView, to: int) -> None:
+    """One page of one layer, between the tiers."""
+    assert block != NULL and to != NULL, (block, to)
+    target.array[to] = source.array[block]
+
+
+def copy_slots(
+    source: PagedCacheView,
+    block: int,
+    first: int,
+    target: PagedCacheView,
+    to_block: int,
+    to: int,
+    rows: int,
+) -> None:
+    """Rows ``[first, first + rows)`` of `block` in `source` to row `to` of `to_block` in
+    `target`, which may be the same view."""
+    assert block != NULL and to_block != NULL, (block, to_block)
+    target.array[to_block, to : to + rows] = source.array[block, first : first + rows].copy()
+
+
+def _fetch(wave: Wave, hot: PagedCacheView, host: PagedCacheView) -> None:
+    """Copy a wave's missed rows of one layer."""
+    if wave.sources.size:
+        size = hot.span.rows_per_block
+        assert wave.sources.min() >= host.span.rows_per_block, "a read of the null page"
+        to = wave.destinations + (wave.destinations // size) * (hot.block_rows - size)
+        hot.rows[to] = host.rows.take(wave.sources, axis=0)

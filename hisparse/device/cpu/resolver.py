@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hisparse.device.layout import Geometry
 from hisparse.device.plan import I64, Bools, Plan, Wave
@@ -91,13 +92,14 @@ class CpuResolver:
         here[:] = NONE
 
     # -- resolve ---------------------------------------------------------------------------------
-    def plan(self, rows: StepRows, top_k: I64, step: int) -> Plan:
-        """Resolve int64 ``[n, k]`` positions of requests ``rows.rows``, -1 padding.
+    def plan(self, rows: StepRows, selection: npt.NDArray[np.integer], step: int) -> Plan:
+        """Resolve `selection`, int ``[n, k]`` positions of requests ``rows.rows``, -1 padding.
 
         Raises InvariantViolation ``always_readable`` for a position with neither a resident nor a
         host page, or that no table entry covers.
         """
         requests = rows.rows.astype(np.int64)
+        top_k = selection.astype(np.int64, copy=False)
         size = self.geometry.page_size
         valid = top_k >= 0
         if requests.size and requests.min() < 0:

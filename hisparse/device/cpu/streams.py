@@ -16,8 +16,9 @@ import math
 import mmap
 import random
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from hisparse.device import backend
 from hisparse.device.backend import Op
 from hisparse.device.cpu.kernels import CpuKernels
+from hisparse.device.plan import Pending
 from hisparse.errors import ConfigError, DeviceError
 
 
@@ -165,8 +167,31 @@ class SimDevice:
     def allocate_pinned(self, size_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
         return self.allocate(size_bytes, fill)
 
-    def allocate_table(self, rows: int, entries: int) -> npt.NDArray[np.int32]:
+    def allocate_table(self, rows: int, entries: int, guard: int = 0) -> npt.NDArray[np.int32]:
         return np.zeros((rows, entries), dtype=np.int32)
+
+    # -- arrays ----------------------------------------------------------------------------------
+    def adopt(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array
+
+    def keep(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array.copy()
+
+    def produce(self, op: Callable[[], Any]) -> Pending:
+        pending = Pending(lambda: self.synchronize(event))
+        self.compute.enqueue(lambda: pending.produce(op))
+        event = self.compute.record()
+        return pending
+
+    def on_compute(self) -> AbstractContextManager[None]:
+        """Ops of the simulated streams are closures: nothing to direct there."""
+        return nullcontext()
+
+    def close_step(self) -> None:
+        """Faults are raised by the op that finds them."""
+
+    def check(self) -> None:
+        """See `close_step`."""
 
     # -- driving ---------------------------------------------------------------------------------
     def make_event(self) -> SimEvent:
