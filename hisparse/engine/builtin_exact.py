@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hisparse.errors import ConfigError
@@ -66,12 +65,11 @@ def quantise(x: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.round(x * scale).clamp_(-QMAX, QMAX)
 
 
-def to_bytes(x: torch.Tensor) -> np.ndarray:
-    """int8 activations as bytes to cache, on the host."""
-    return np.ascontiguousarray(x.to(torch.int8).cpu().numpy()).view(np.uint8)
+def to_bytes(x: torch.Tensor) -> torch.Tensor:
+    """int8 activations as bytes to cache: uint8, contiguous."""
+    return x.to(torch.int8).contiguous().view(torch.uint8)
 
 
-def from_bytes(data: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Cached bytes as the integers they are."""
-    writable = np.require(data, requirements="W").view(np.int8)  # torch warns of read-only
-    return torch.from_numpy(writable).to(device).float()
+def from_bytes(data: torch.Tensor) -> torch.Tensor:
+    """Cached bytes as the integers they are: float32."""
+    return data.view(torch.int8).float()

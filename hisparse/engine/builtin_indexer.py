@@ -2,6 +2,8 @@
 
 Contract: a score is an exact integer and ties prefer the earlier position, so that the selected
 set is a function of the query and the keys, whatever the batch, the block size or the device.
+`select` takes requests one by one, each as long as it is; `select_fixed` takes a step of fixed
+shape, all positions that a request could have, and reads nothing on the host.
 
     score(t) = sum over heads of weight * relu(query . key(t))      weight 1, 2, 4 or 8
 """
@@ -25,7 +27,7 @@ HEAD_WEIGHTS = (1, 2, 4, 8)  # powers of two add no significant bits to a query
 SELECT_ELEMENTS = 1 << 22  # scores of one selection call: bounds its memory at any context
 
 Span = tuple[int, int, int, int]  # first token, end token, request row, context length at the end
-KeysOf = Callable[[int, int], np.ndarray]  # (request row, length) -> uint8 [length, INDEX_WIDTH]
+KeysOf = Callable[[int, int], torch.Tensor]  # (request row, length) -> uint8 [length, INDEX_WIDTH]
 
 
 def spans_of(step: StepRows, max_model_len: int) -> list[Span]:
@@ -78,25 +80,46 @@ class Selector:
 
     def select(
         self, indexer: Indexer, x: torch.Tensor, spans: list[Span], keys_of: KeysOf
-    ) -> np.ndarray:
+    ) -> torch.Tensor:
         """The leader's selection for activations `x`, [n, width]: int32 [n, top_k], ascending,
         then -1 where there are too few."""
+        q = self._query(indexer, x).transpose(0, 1)
+        chosen = torch.full((len(x), self.top_k), MAX_POSITIONS, device=self.device)
+        for start, end, row, length in spans:
+            keys = from_bytes(keys_of(row, length))
+            block = max(1, SELECT_ELEMENTS // (INDEX_HEADS * length))
+            for i in range(start, end, block):
+                j = min(end, i + block)
+                self.best(q[:, i:j], keys[: length - (end - j)], chosen[i:j])
+        return _ascending(chosen)
+
+    def select_fixed(
+        self, indexer: Indexer, x: torch.Tensor, last: torch.Tensor, keys: torch.Tensor
+    ) -> torch.Tensor:
+        """`select` for a step of fixed shape, to the bit.
+
+        last: int64 [n], the position of each line, -1 for padding, which selects nothing. keys:
+        uint8 [requests, positions, INDEX_WIDTH]; n is a multiple of requests, whose lines adjoin.
+        """
+        requests, total, _ = keys.shape
+        q = self._query(indexer, x).view(requests, -1, INDEX_WIDTH)  # lines and heads of a request
+        score = torch.bmm(q, from_bytes(keys).transpose(1, 2)).relu_()
+        score = score.view(len(x), INDEX_HEADS, total).sum(1)
+        unique = score.double().mul_(MAX_POSITIONS).add_(self._tie[:total])
+        unique.masked_fill_(self._at[:total] > last[:, None], -1.0)
+        best = unique.topk(min(self.top_k, total), sorted=False)
+        chosen = best.indices.masked_fill_(best.values < 0, MAX_POSITIONS)
+        missing = self.top_k - chosen.shape[1]
+        return _ascending(torch.nn.functional.pad(chosen, (0, missing), value=MAX_POSITIONS))
+
+    def _query(self, indexer: Indexer, x: torch.Tensor) -> torch.Tensor:
+        """Weighted queries, [n, INDEX_HEADS, INDEX_WIDTH]."""
         q = quantise(indexer.query(x), indexer.query.scale).add_(indexer.bias)
         q = q.clamp_(-QMAX, QMAX).view(-1, INDEX_HEADS, INDEX_WIDTH)
         head = torch.round(indexer.head_weight(x) * indexer.head_weight.scale + 1.5)
         head = self._head_weights[head.clamp_(0, len(HEAD_WEIGHTS) - 1).long()]
         # a positive weight commutes with relu, so it goes into the query: one pass less over scores
-        q = (q * head[..., None]).transpose(0, 1)
-        chosen = torch.full((len(x), self.top_k), MAX_POSITIONS, device=self.device)
-        for start, end, row, length in spans:
-            keys = from_bytes(keys_of(row, length), self.device)
-            block = max(1, SELECT_ELEMENTS // (INDEX_HEADS * length))
-            for i in range(start, end, block):
-                j = min(end, i + block)
-                self.best(q[:, i:j], keys[: length - (end - j)], chosen[i:j])
-        chosen = chosen.sort(-1).values.int().cpu()
-        top_k: np.ndarray = chosen.masked_fill_(chosen == MAX_POSITIONS, -1).numpy()
-        return top_k
+        return q * head[..., None]
 
     def best(self, q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
         """Top-k positions of the last m tokens among T keys into `out`, int64 [m, k], unordered.
@@ -116,3 +139,9 @@ class Selector:
             unique.masked_fill_(future, -1.0)
         best = unique.topk(self.top_k, sorted=False)
         out[:] = best.indices.masked_fill_(best.values < 0, MAX_POSITIONS)
+
+
+def _ascending(chosen: torch.Tensor) -> torch.Tensor:
+    """Positions in order, MAX_POSITIONS as -1: int32."""
+    chosen = chosen.sort(-1).values.int()
+    return chosen.masked_fill_(chosen == MAX_POSITIONS, -1)

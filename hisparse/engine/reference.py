@@ -1,9 +1,9 @@
 """The oracle: a dense cache and a plain decode loop that serving is compared with, bit for bit.
 
-Contract: shares no code with the tiers under test. Each request owns one contiguous numpy array
-per cache; there are no pages, no blocks, no prefix sharing, no eviction and no limit, so that
-nothing here can be wrong in the way that a tier can be wrong. Given a batch-invariant model,
-`reference_decode` says what every request's tokens, logits and cached rows must be.
+Contract: shares no code with the tiers under test. Each request owns one contiguous tensor a cache,
+on the model's device; there are no pages, no blocks, no prefix sharing, no eviction and no limit,
+so that nothing here can be wrong in the way that a tier can be wrong. Given a batch-invariant
+model, `reference_decode` says what every request's tokens, logits and cached rows must be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from hisparse.config import ModelLayout
 from hisparse.device.rows import StepRows
@@ -29,25 +30,27 @@ class Model(Protocol):
     layout: ModelLayout
     vocab_size: int
     eos: int
+    device: torch.device
 
-    def forward(self, tokens: np.ndarray, rows: StepRows, kv: KVAccess) -> np.ndarray: ...
+    def forward(self, tokens: np.ndarray, rows: StepRows, kv: KVAccess) -> torch.Tensor: ...
 
-    def choose(self, logits: np.ndarray) -> np.ndarray: ...
+    def choose(self, logits: torch.Tensor) -> torch.Tensor: ...
 
     def propose(
         self, tokens: np.ndarray, rows: StepRows, kv: StepCache, count: int
-    ) -> np.ndarray: ...
+    ) -> torch.Tensor: ...
 
 
 class DenseCache(KVAccess):
     """A `KVAccess` that keeps every row of every request. Call `begin` before each step."""
 
-    def __init__(self, layout: ModelLayout) -> None:
+    def __init__(self, layout: ModelLayout, device: torch.device | str = "cpu") -> None:
         self._layout = layout
-        self._kv: dict[int, np.ndarray] = {}  # request row -> uint8 [layers, capacity, row_bytes]
-        self._index: dict[int, np.ndarray] = {}  # -> uint8 [groups, capacity, index_row_bytes]
+        self._device = torch.device(device)
+        self._kv: dict[int, torch.Tensor] = {}  # request row -> uint8 [layers, capacity, row_bytes]
+        self._index: dict[int, torch.Tensor] = {}  # -> uint8 [groups, capacity, index_row_bytes]
         self._spans: list[tuple[int, int, int, int]] = []  # first, end, request row, position
-        self._selection: np.ndarray | None = None
+        self._selection: torch.Tensor | None = None
 
     def begin(self, step: StepRows) -> None:
         """Declare the tokens that the coming `write` and `gather` calls are about."""
@@ -67,7 +70,8 @@ class DenseCache(KVAccess):
 
     def rows(self, row: int, length: int) -> np.ndarray:
         """A copy of the first `length` rows: uint8 [layers, length, row_bytes]."""
-        return self._kv[row][:, :length].copy()
+        copied: np.ndarray = self._kv[row][:, :length].clone().cpu().numpy()
+        return copied
 
     def _reserve(self, row: int, length: int) -> None:
         layout = self._layout
@@ -79,37 +83,34 @@ class DenseCache(KVAccess):
             (self._kv, layout.layers, layout.row_bytes),
             (self._index, len(layout.index_groups), layout.index_row_bytes),
         ):
-            grown = np.zeros((count, room, width), dtype=np.uint8)
+            grown = torch.zeros((count, room, width), dtype=torch.uint8, device=self._device)
             if have:
                 grown[:, :have] = store[row]
             store[row] = grown
 
-    def write(self, layer: int, data: np.ndarray) -> None:
+    def write(self, layer: int, data: torch.Tensor) -> None:
         """Store the step's rows of `layer`: uint8 [n, row_bytes]."""
         for a, b, row, position in self._spans:
             self._kv[row][layer, position : position + b - a] = data[a:b]
 
-    def write_index(self, group: int, data: np.ndarray) -> None:
+    def write_index(self, group: int, data: torch.Tensor) -> None:
         """Store the step's indexer rows of `group`: uint8 [n, index_row_bytes]."""
         for a, b, row, position in self._spans:
             self._index[row][group, position : position + b - a] = data[a:b]
 
-    def index_keys(self, group: int, row: int, length: int) -> np.ndarray:
+    def index_keys(self, group: int, row: int, length: int) -> torch.Tensor:
         """A view of indexer rows 0..length-1 of request row `row`: uint8 [length, bytes]."""
         return self._index[row][group, :length]
 
-    def gather(self, layer: int, top_k: np.ndarray | None) -> np.ndarray:
+    def gather(self, layer: int, top_k: torch.Tensor | None) -> torch.Tensor:
         """Selected rows: uint8 [n, k, row_bytes], zeros at -1. None repeats the last selection."""
         if top_k is not None:
             self._selection = top_k
         if self._selection is None:
             raise UsageError(f"layer {layer} is a follower, and no leader has selected this step")
         chosen = self._selection
-        out = np.empty((*chosen.shape, self._layout.row_bytes), dtype=np.uint8)
-        for a, b, row, _ in self._spans:
-            out[a:b] = self._kv[row][layer][chosen[a:b]]
-        out[chosen < 0] = 0
-        return out
+        parts = [self._kv[row][layer][chosen[a:b]] for a, b, row, _ in self._spans]
+        return torch.cat(parts).masked_fill_((chosen < 0)[..., None], 0)
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def reference_decode_many(
                 f"request {number} has {len(prompt)} prompt tokens and max_new={max_new}: "
                 "both must be at least 1"
             )
-    cache = DenseCache(model.layout)
+    cache = DenseCache(model.layout, model.device)
     waiting = [
         _Running(number, np.asarray(prompt, dtype=np.int64), max_new)
         for number, (prompt, max_new) in enumerate(zip(prompts, max_news, strict=True))
@@ -204,11 +205,10 @@ def _step(model: Model, cache: DenseCache, running: list[_Running], chunk: int) 
     step = StepRows(np.repeat(numbers, sizes), np.concatenate(at).astype(np.int64))
     cache.begin(step)
     logits = model.forward(np.concatenate(parts), step, cache)
-    last = logits[np.cumsum(sizes) - 1]
+    last = logits[(np.cumsum(sizes) - 1).tolist()]
+    chosen, kept = model.choose(last).tolist(), last.cpu().numpy()
     finished = []
-    for request, size, row, token in zip(
-        running, sizes, last, model.choose(last).tolist(), strict=True
-    ):
+    for request, size, row, token in zip(running, sizes, kept, chosen, strict=True):
         request.fed += size
         request.pending = request.pending[size:]
         if len(request.pending):

@@ -175,10 +175,12 @@ class Job:
 
         runner = TieredRunner(
             self.model,
-            TieredCache(worker, oracle if verify else None),
+            TieredCache(worker, self.model.device, keep=verify),
             replica.rank,
             on_begin,
             spec=self.config.spec,
+            check=oracle if verify else None,
+            logits=verify,
         )
         engine = ReferenceEngine(
             coordinator,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from hisparse.device.rows import StepRows
 from hisparse.engine.builtin import EOS, BuiltinModel
@@ -40,17 +41,17 @@ def test_result_is_greedy_and_complete(model: BuiltinModel) -> None:
     result = reference_decode(model, ids, 25, chunk=64)
     assert result.logits.shape == (len(result.tokens), model.vocab_size)
     assert result.logits.dtype == np.float32
-    assert model.choose(result.logits).tolist() == result.tokens
+    assert model.choose(torch.from_numpy(result.logits)).tolist() == result.tokens
     assert result.rows.shape == (6, 50 + len(result.tokens) - 1, model.layout.row_bytes)
     assert result.rows.any(axis=-1).all()  # every position of every layer was written
 
 
 def test_eos_ends_a_request_and_is_kept() -> None:
     class Ends(BuiltinModel):
-        def choose(self, logits: np.ndarray) -> np.ndarray:
+        def choose(self, logits: torch.Tensor) -> torch.Tensor:
             chosen = super().choose(logits)
             self.calls += 1
-            return np.full_like(chosen, self.eos) if self.calls == 4 else chosen
+            return torch.full_like(chosen, self.eos) if self.calls == 4 else chosen
 
         calls = 0
 
@@ -77,17 +78,16 @@ def test_dense_cache_keeps_rows_apart_and_pads_with_zeros(model: BuiltinModel) -
         at = np.arange(start, start + 100, dtype=np.int64)
         step = StepRows(np.repeat(np.array([5, 9], dtype=np.int32), 100), np.tile(at, 2))
         cache.begin(step)
-        cache.write(1, np.concatenate([data[at], data[300 + at]]))
-        cache.write_index(
-            1, np.concatenate([data[at], data[300 + at]])[:, : layout.index_row_bytes]
-        )
+        both = torch.from_numpy(np.concatenate([data[at], data[300 + at]]))
+        cache.write(1, both)
+        cache.write_index(1, both[:, : layout.index_row_bytes])
     assert np.array_equal(cache.rows(5, 300)[1], data[:300])
     assert np.array_equal(cache.index_keys(1, 9, 250), data[300:550, : layout.index_row_bytes])
     cache.begin(StepRows(np.array([9, 5], dtype=np.int32), np.array([299, 299])))
     with pytest.raises(UsageError, match="layer 2 is a follower"):
         cache.gather(2, None)
-    selection = np.array([[3, 299, -1], [0, -1, -1]], dtype=np.int32)
-    for got in (cache.gather(1, selection), cache.gather(1, None)):
+    selection = torch.tensor([[3, 299, -1], [0, -1, -1]], dtype=torch.int32)
+    for got in (cache.gather(1, selection).numpy(), cache.gather(1, None).numpy()):
         assert np.array_equal(got[0, :2], data[[303, 599]]) and np.array_equal(got[1, 0], data[0])
         assert not got[0, 2].any() and not got[1, 1:].any()
     cache.free(5)

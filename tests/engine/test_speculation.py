@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from late_faults import fail_copies
 from serving_rig import LONGEST, assert_identical, prompt, serve
 
@@ -57,7 +58,7 @@ class Drafts:
             told = self.expected[name].tokens[position - len(work.prompt) + 1 :][:count]
             told += [0] * (count - len(told))
             found.append([t if i < self.wrong else (t + 1) % EOS for i, t in enumerate(told)])
-        return np.array(found)
+        return torch.tensor(found)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, SPEC])
@@ -130,7 +131,7 @@ def test_a_proposal_leaves_no_trace_in_the_cache(model):
     cache.begin(step)
     logits = model.forward(tokens, step, cache)
     before = cache.rows(0, 30).tobytes()
-    newest = model.choose(logits[-1:])
+    newest = model.choose(logits[-1:]).numpy()
     where = StepRows(np.zeros(1, dtype=np.int32), np.array([30]))
     first = model.propose(newest, where, cache, 4)
     assert first.shape == (1, 4) and cache.rows(0, 30).tobytes() == before
@@ -157,7 +158,7 @@ def test_draft_rows_are_a_layer_of_their_own_and_change_no_logit(model):
     caches = {each: DenseCache(each.layout) for each in (model, plain)}
     for cache in caches.values():
         cache.begin(step)
-    logits = [each.forward(tokens, step, cache).tobytes() for each, cache in caches.items()]
+    logits = [each.forward(tokens, step, cache).numpy().tobytes() for each, cache in caches.items()]
     assert logits[0] == logits[1]
     rows = caches[model].rows(0, 40)
     assert rows.shape[0] == DRAFT_LAYER + 1 and rows[DRAFT_LAYER].any()
