@@ -15,8 +15,10 @@ import numpy as np
 from hisparse.cli.losses import dropped, lost
 from hisparse.cli.opening import DIRECTORY, PLACE, History, open_history
 from hisparse.cli.output import emit, emit_json, table
+from hisparse.config_packing import Footprint
 from hisparse.fsm.machines import BlockRole, BlockState, PageState
 from hisparse.fsm.state import State, digest
+from hisparse.kv.packing import held_footprint
 
 
 @click.command()
@@ -52,7 +54,7 @@ def describe(state: State, history: History) -> dict[str, Any]:
     """`replay --json`. `seq`, `state_digest`, `pools`, `requests`, `transfers`, `lost` and `gaps`
     are stable."""
     rows = state.rows
-    requests = [
+    requests: list[dict[str, Any]] = [
         {
             "request": request.request,
             "epoch": request.epoch,
@@ -64,6 +66,7 @@ def describe(state: State, history: History) -> dict[str, Any]:
             "published_pages": int(rows.published[request.row]) if request.row >= 0 else 0,
             "hot": request.hot.name,
             "deferred": request.deferred,
+            **_gpu_bytes(state, request.row),
         }
         for request in state.requests.values()
     ]
@@ -93,6 +96,15 @@ def describe(state: State, history: History) -> dict[str, Any]:
         "pools": _pools(state),
         "requests": requests,
         "transfers": transfers,
+    }
+
+
+def _gpu_bytes(state: State, row: int) -> dict[str, int]:
+    held = held_footprint(state, row) if row >= 0 else Footprint(0, 0)
+    return {
+        "gpu_bytes_needed": held.needed_bytes,
+        "gpu_bytes_held": held.held_bytes,
+        "gpu_bytes_padded": held.padded_bytes,
     }
 
 
@@ -132,5 +144,8 @@ def grouped(report: dict[str, Any]) -> dict[str, dict[str, object]]:
     groups["held now"] = {"requests": len(held), "transfers": len(report["transfers"])}
     for r in held:
         name = f"{r['request']}/{r['epoch']}"
-        groups["held now"][name] = f"{r['state']} row {r['row']}, {r['computed']} rows computed"
+        groups["held now"][name] = (
+            f"{r['state']} row {r['row']}, {r['computed']} rows computed, {r['gpu_bytes_held']} B "
+            f"of GPU blocks, {r['gpu_bytes_padded']} B of them padding"
+        )
     return groups

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from hisparse.config import HiSparseConfig
+from hisparse.config_packing import Footprint
 from hisparse.errors import IllegalTransition, UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
@@ -35,6 +37,7 @@ from hisparse.kv.decision import Decision, T, ints
 from hisparse.kv.growth import grow
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager
+from hisparse.kv.packing import held_footprint
 from hisparse.kv.policies import resolve
 from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
@@ -69,7 +72,7 @@ class HiSparseCoordinator:
         self._broken: Exception | None = None
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
         self._under_way = np.zeros(0, dtype=np.int64)  # request rows of the last step planned
-        self._rewound: list[ev.RequestRewound] = []  # not told to the engine yet
+        self._rewound: dict[Key, ev.RequestRewound] = {}  # not told to the engine yet
         self.suffix = suffix if suffix is not None else open_suffix(self.state)
         self._preempted: list[Key] = []
         self.metrics = Metrics(config)
@@ -92,8 +95,16 @@ class HiSparseCoordinator:
             raise
         self.metrics.take(event)
         if isinstance(event, ev.RequestRewound):
-            self._rewound.append(event)
+            self._note_rewound(event)
         return seq
+
+    def _note_rewound(self, e: ev.RequestRewound) -> None:
+        """One word a request, however often it goes back before anybody asks; `plan_step` forgets
+        those that are gone."""
+        before = self._rewound.get((e.request, e.epoch))
+        if before is not None and before.certain > e.certain:
+            e = msgspec.structs.replace(e, certain=before.certain)
+        self._rewound[e.request, e.epoch] = e
 
     def _run(self, decision: Decision[T]) -> T:
         try:
@@ -176,6 +187,9 @@ class HiSparseCoordinator:
         starts = self.state.rows.computed[at]
         seq = self._record(ev.StepPlanned(0, step, ints(at), ints(starts), ints(planned)))
         self._under_way = at
+        if self._rewound:  # the engine had the whole step before to ask
+            held = self.state.requests
+            self._rewound = {key: told for key, told in self._rewound.items() if key in held}
         watermark = self.config.policy.watermark_blocks
         if watermark and (short := watermark - spare(self.state)) > 0:
             self._run(reclaim(self.state, short, seq, "watermark"))
@@ -299,9 +313,9 @@ class HiSparseCoordinator:
         return True
 
     def take_rewound(self) -> list[ev.RequestRewound]:
-        """Requests that went back since the last call, each time that they did: how many of their
-        rows are computed now, and from how many of them sampled tokens stand."""
-        taken, self._rewound = self._rewound, []
+        """Requests that went back since the last call, once each: how many of their rows are
+        computed now, and from how many of them sampled tokens stand."""
+        taken, self._rewound = list(self._rewound.values()), {}
         return taken
 
     # -- the caches as a whole -------------------------------------------------------------------
@@ -357,6 +371,14 @@ class HiSparseCoordinator:
     def digest(self) -> str:
         """Hex digest of the state; equal to that of a fold of the same log."""
         return digest(self.state)
+
+    def footprint(self, request: str, epoch: int) -> Footprint:
+        """GPU bytes that a request needs, holds and pads, now; all 0 while it waits.
+
+        Raises UsageError for one that is not there.
+        """
+        row = validate.known(self.state, request, epoch).row
+        return held_footprint(self.state, row) if row >= 0 else Footprint(0, 0)
 
     def statistics(self) -> dict[str, int]:
         """Occupancy now, in blocks, pages, bytes and requests (`kv.statistics`)."""

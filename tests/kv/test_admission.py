@@ -69,6 +69,44 @@ def test_who_waits_is_admitted_when_the_resource_is_back():
     assert rig.state.requests[waiting].live
 
 
+def test_nobody_overtakes_who_waits_and_a_stream_of_small_requests_starves_no_large_one():
+    rig = SchedulerRig(make_config(blocks=19, host_pages=200, schedule={"step_rows": 8}))
+    for i in range(2):
+        rig.arrive(f"small{i}", long_prompt(i, 10), new=12)
+    rig.step()
+    large = rig.arrive("large", long_prompt(9, 56), new=8)
+    for i in range(2, 30):  # each would fit at once, beside the two
+        rig.arrive(f"small{i}", long_prompt(10 + i, 10), new=12)
+        rig.step()
+        for request in list(rig.state.requests.values()):
+            row = request.row
+            if request.live and rig.state.rows.computed[row] == request.max_tokens - 1:
+                rig.finish(request.key)
+    order = [e.request for e in rig.events(ev.RequestAdmitted)]
+    assert order[:3] == ["small0", "small1", "large"] and len(order) > 3
+    deferred = rig.events(ev.AdmissionDeferred)[0]
+    assert deferred.request == "large" and deferred.need > deferred.have
+    assert deferred.have >= rig.config.steady_blocks(22) + rig.config.step_pages
+    assert large not in rig.state.waiting
+
+
+def test_acknowledgements_are_taken_whoever_waits_and_whether_a_step_computes_or_not():
+    rig = SchedulerRig(make_config(schedule={"max_requests": 1}))
+    first = rig.arrive("first", long_prompt(1))
+    waiting = rig.arrive("waiting", long_prompt(2))
+    rig.step(ack=False)
+    rig.finish(first)
+    command = rig.step(only=[], ack=False)  # nobody can compute: the row is still draining
+    assert not rig.state.requests[waiting].live
+    copies = [t.transfer for t in command.transfers]
+    for transfer in reversed(copies):
+        rig.complete(transfer)
+    assert rig.state.requests[first].in_flight == 0 and rig.state.prefix
+    rig.retire()
+    rig.step()
+    assert rig.state.requests[waiting].live
+
+
 def test_a_request_cannot_compute_more_rows_than_it_was_admitted_for():
     rig = SchedulerRig()
     key = rig.arrive("q", long_prompt(1), new=4)

@@ -124,6 +124,7 @@ def test_a_request_reports_what_it_needs_holds_and_pads():
     assert found.needed_bytes == pages * page + pages * index
     assert found.held_bytes == (pages + int(rig.state.rows.index[rig.row(key)])) * page
     assert found.padded_bytes == found.held_bytes - found.needed_bytes >= 0
+    assert rig.coordinator.footprint(*key) == found
     counts = rig.coordinator.statistics()
     assert counts["gpu_bytes_held"] == found.held_bytes
     assert counts["gpu_bytes_padded"] == found.padded_bytes

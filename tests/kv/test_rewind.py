@@ -61,6 +61,23 @@ def test_a_failed_spill_takes_the_request_back_to_the_page_that_is_lost():
     assert rig.coordinator.metrics.counts["rewinds"] == 1
 
 
+def test_who_never_asks_is_told_of_requests_that_are_there_and_once_each():
+    rig, first, spills = squeezed()
+    certain = rig.coordinator.confirmed(*first)
+    for spill in (spills[2], spills[1]):
+        rig.fail(spill)
+    assert [(e.rows, e.certain) for e in rig.events(ev.RequestRewound)] == [
+        (2 * PAGE, certain), (PAGE, 2 * PAGE),
+    ]  # fmt: skip
+    told = rig.coordinator._rewound
+    assert [(e.rows, e.certain) for e in told.values()] == [(PAGE, certain)]
+    rig.coordinator.abort(*first)
+    rig.retire()
+    settle(rig)
+    rig.step()
+    assert not rig.coordinator.take_rewound()
+
+
 def test_it_computes_nothing_until_copies_of_what_was_taken_back_are_acknowledged():
     rig, first, spills = squeezed()
     rig.fail(spills[0])
