@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from hisparse.device.cuda.kernels import ResolveSizes, require_cupy, source
+from hisparse.device.cuda.copies import _PAGES
+from hisparse.device.cuda.kernels import OPTIONS, ResolveSizes, require_cupy, source
 from hisparse.errors import ConfigError, DeviceError
 
 SIZES = {
@@ -16,7 +17,7 @@ SIZES = {
     "bf16": ResolveSizes(64, 2048, 6144, 512, 1152, 61 * 64),
     "odd": ResolveSizes(16, 49, 101, 40, 576, 8 * 16),
 }
-SOURCES = ("resolve.cu", "fetch.cu", "forget.cu")
+SOURCES = ("resolve.cu", "fetch.cu", "forget.cu", "copy.cu")
 
 
 def nvcc():
@@ -71,3 +72,21 @@ def test_without_cupy_or_a_gpu_the_error_says_what_to_install():
         pytest.skip("this machine may have a GPU")
     with pytest.raises(DeviceError, match=r"hisparse\[cuda12\]|no usable GPU|no GPU"):
         require_cupy()
+
+
+def test_the_list_of_pages_is_laid_out_as_the_kernel_reads_it(tmp_path):
+    offsets = "\n".join(
+        f'static_assert(offsetof(Pages, {name}) == {_PAGES.fields[name][1]}, "{name}");'
+        for name in _PAGES.names
+    )
+    probe = tmp_path / "probe.cu"
+    probe.write_text(
+        "#include <cstddef>\n" + source("copy.cu") + f"\n{offsets}\n"
+        f'static_assert(sizeof(Pages) == {_PAGES.itemsize}, "size");\n'
+    )
+    done = subprocess.run(
+        [nvcc(), *OPTIONS, "-arch=sm_90", "-cubin", str(probe), "-o", str(tmp_path / "o")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

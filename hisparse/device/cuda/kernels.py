@@ -19,6 +19,7 @@ from hisparse.errors import ConfigError, DeviceError
 THREADS = 1024  # a block; planning is bound by issue, and fewer threads were slower (see docs)
 CALLS_MAX = 64  # resolve calls of one index group in one step
 _SLOTS_MAX = 32_768  # a slot is an int16
+OPTIONS = ("-std=c++17",)  # of sources that know no sizes
 SOURCES = files("hisparse.device.cuda") / "kernels"
 
 
@@ -108,7 +109,7 @@ class ResolveSizes:
             "BLOCK_ROWS": self.block_rows,
             "CALLS": CALLS_MAX,
         }
-        return ("-std=c++17", *(f"-D{name}={value}" for name, value in sizes.items()))
+        return (*OPTIONS, *(f"-D{name}={value}" for name, value in sizes.items()))
 
 
 def source(name: str) -> str:
@@ -139,14 +140,15 @@ def require_cupy() -> Any:
 
 
 @cache
-def load(name: str, sizes: ResolveSizes) -> Any:
-    """The compiled module of source `name` for `sizes`, for the current device.
+def load(name: str, sizes: ResolveSizes | None = None) -> Any:
+    """The compiled module of source `name` for `sizes`, if it knows any, for the current device.
 
     Raises DeviceError with what the compiler said.
     """
     cupy = require_cupy()
+    options = OPTIONS if sizes is None else sizes.options()
     try:
-        module = cupy.RawModule(code=source(name), options=sizes.options(), backend="nvrtc")
+        module = cupy.RawModule(code=source(name), options=options, backend="nvrtc")
         module.compile()
     except cupy.cuda.compiler.CompileException as error:
         raise DeviceError(f"{name} did not compile for {sizes}: {error}") from error
