@@ -14,9 +14,11 @@ from hisparse.config import (
 )
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.engine.builtin import EOS
+from hisparse.engine.fixed import FixedDecode
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
-from hisparse.engine.runner import TieredCache, TieredRunner
+from hisparse.engine.runner import TieredRunner
+from hisparse.engine.tiered import TieredCache
 from hisparse.engine.verify import LiveChecks
 from hisparse.fsm.log import MemoryLog
 
@@ -27,8 +29,21 @@ def prompt(seed, length):
     return np.random.RandomState(seed).randint(0, EOS, size=length).astype(np.int64)
 
 
-def serve(model, workload, *, spec=0, gpu_blocks=40, chunk=32, after_step=None, **policy):
-    """(engine, replica) after `workload` was served; nothing is leased any more."""
+def serve(
+    model,
+    workload,
+    *,
+    spec=0,
+    gpu_blocks=40,
+    chunk=32,
+    after_step=None,
+    fixed=False,
+    check=None,
+    device=None,
+    **policy,
+):
+    """(engine, replica) after `workload` was served; nothing is leased any more. `fixed`: decode
+    steps have fixed shapes, captured where `device` can."""
     layout = model.layout
     config = HiSparseConfig(
         layout=layout,
@@ -43,12 +58,19 @@ def serve(model, workload, *, spec=0, gpu_blocks=40, chunk=32, after_step=None, 
         ),
         checks="on",
     )
-    replica = LocalReplica(
-        check_capacity(config), device=SimDevice(seed=1, lag=0.5), log=MemoryLog(None)
-    )
+    device = device or SimDevice(seed=1, lag=0.5)
+    replica = LocalReplica(check_capacity(config), device=device, log=MemoryLog(None))
     live = LiveChecks(replica.coordinator, replica.worker)
-    cache = TieredCache(replica.worker)
-    runner = TieredRunner(model, cache, replica.rank, live.probe_tables, spec=spec)
+    cache = TieredCache(replica.worker, model.device, keep=check is not None)
+    runner = TieredRunner(
+        model,
+        cache,
+        replica.rank,
+        live.probe_tables,
+        spec=spec,
+        fixed=FixedDecode(config, model, cache, spec=spec) if fixed else None,
+        check=check,
+    )
     engine = ReferenceEngine(
         replica.coordinator, replica.scheduler, runner, eos=model.eos, drafts=runner.drafts
     )

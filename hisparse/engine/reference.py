@@ -18,14 +18,14 @@ import torch
 
 from hisparse.config import ModelLayout
 from hisparse.device.rows import StepRows
-from hisparse.engine.builtin_kv import KVAccess, StepCache
+from hisparse.engine.builtin_kv import FixedCache, FixedKV, KVAccess, StepCache
 from hisparse.errors import UsageError
 
 BATCH = 32  # requests that `reference_decode_many` decodes together
 
 
 class Model(Protocol):
-    """What the oracle asks of a model; `BuiltinModel` is one."""
+    """What the oracle asks of a model, and a runner; `BuiltinModel` is one."""
 
     layout: ModelLayout
     vocab_size: int
@@ -34,10 +34,16 @@ class Model(Protocol):
 
     def forward(self, tokens: np.ndarray, rows: StepRows, kv: KVAccess) -> torch.Tensor: ...
 
+    def forward_fixed(self, tokens: torch.Tensor, rows: StepRows, kv: FixedKV) -> torch.Tensor: ...
+
     def choose(self, logits: torch.Tensor) -> torch.Tensor: ...
 
     def propose(
         self, tokens: np.ndarray, rows: StepRows, kv: StepCache, count: int
+    ) -> torch.Tensor: ...
+
+    def propose_fixed(
+        self, tokens: torch.Tensor, rows: StepRows, kv: FixedCache, count: int
     ) -> torch.Tensor: ...
 
 

@@ -26,10 +26,11 @@ from hisparse.engine.loop import Peaks, ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.report import served_figures, verified_figures
-from hisparse.engine.runner import RecordedRunner, TieredCache, TieredRunner
+from hisparse.engine.runner import RecordedRunner, TieredRunner
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
 from hisparse.engine.served import Served
+from hisparse.engine.tiered import TieredCache
 from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.engine.verify import ContentOracle, LiveChecks

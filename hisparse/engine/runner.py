@@ -1,10 +1,9 @@
 """Runners: what turns a planned step into tokens.
 
-`TieredCache` gives a model the tiers: keys and rows through the worker's handles, on the model's
-device (on `cpu`, the tensors share memory with the backend's arrays). `TieredRunner` runs the model
-over them. `RecordedRunner` replays tokens that an earlier run produced, with no forward pass: what
-it serves to find out is how many requests a *scheduler* holds at once, which depends on lengths
-alone.
+`TieredRunner` runs a model over the tiers: decode steps in one of the fixed shapes, if it is given
+any, all others as they come. `RecordedRunner` replays tokens that an earlier run produced, with no
+forward pass: what it serves to find out is how many requests a *scheduler* holds at once, which
+depends on lengths alone.
 
 Between a step's command and the read of its tokens nothing waits for the device: all its work is
 queued by then, and torch raises where something would wait.
@@ -13,80 +12,21 @@ queued by then, and torch raises where something would wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
-from hisparse.device.worker import HiSparseWorker
 from hisparse.engine.accelerator import Fetch, as_tensor, forbid_waiting, upload
-from hisparse.engine.builtin_kv import KVAccess
+from hisparse.engine.fixed import Answer, Answered, FixedDecode
 from hisparse.engine.reference import Model
-from hisparse.engine.speculate import standing
+from hisparse.engine.speculate import newest_tokens
+from hisparse.engine.tiered import TieredCache
 
 RowCheck = Callable[[int, StepRows, np.ndarray, np.ndarray], None]
-
-
-class Gathered(NamedTuple):
-    """What one gather was asked for, and what it gave: uint8 [n, k, row_bytes]."""
-
-    layer: int
-    rows: StepRows
-    top_k: torch.Tensor
-    data: torch.Tensor
-
-
-class TieredCache(KVAccess):
-    """A model's view of a worker: every access goes through the handles that attention holds.
-
-    Args:
-        worker: owns the handles.
-        device: the model's; the worker's backend works there too.
-        keep: remember what was gathered, in `gathered`, until the next `begin_step`.
-    """
-
-    def __init__(
-        self,
-        worker: HiSparseWorker,
-        device: torch.device | str = "cpu",
-        *,
-        keep: bool = False,
-    ) -> None:
-        self.worker = worker
-        self.device = torch.device(device)
-        self.keep = keep
-        self.gathered: list[Gathered] = []
-        self._rows = StepRows(np.zeros(0, np.int32), np.zeros(0, np.int64))
-        self._selection = torch.zeros((0, 1), dtype=torch.int32)
-
-    def begin(self, rows: StepRows) -> None:
-        """Set the tokens that the coming calls are about."""
-        self._rows = rows
-
-    def write(self, layer: int, data: torch.Tensor) -> None:
-        self.worker.handles[layer].write(self._rows, self._given(data))
-
-    def write_index(self, group: int, data: torch.Tensor) -> None:
-        self.worker.index.write(group, self._rows, self._given(data))
-
-    def index_keys(self, group: int, row: int, length: int) -> torch.Tensor:
-        return as_tensor(self.worker.index.keys(group, row, length).result(), self.device)
-
-    def gather(self, layer: int, top_k: torch.Tensor | None) -> torch.Tensor:
-        if top_k is not None:
-            self._selection = top_k
-        given = None if top_k is None else self._given(top_k)
-        pending = self.worker.handles[layer].gather(self._rows, given)
-        out = as_tensor(pending.result(), self.device)
-        if self.keep:
-            self.gathered.append(Gathered(layer, self._rows, self._selection, out))
-        return out
-
-    def _given(self, tensor: torch.Tensor) -> Any:
-        """`tensor` as the worker's backend takes it."""
-        return tensor if tensor.is_cuda else tensor.numpy()
 
 
 class TieredRunner:
@@ -95,6 +35,7 @@ class TieredRunner:
     Args:
         on_begin: called after the step's command was handed over, before its first access.
         spec: drafts that `model`, which then has a draft head, proposes for each sampling request.
+        fixed: runs the decode steps that have one of its shapes.
         check: called with (layer, rows, top-k, gathered bytes) of each gather, when the step's
             device work is done; the cache has to `keep` them.
         logits: bring logits to the host; without, they come back as [n, 0].
@@ -108,6 +49,7 @@ class TieredRunner:
         on_begin: Callable[[], None] | None = None,
         spec: int = 0,
         *,
+        fixed: FixedDecode | None = None,
         check: RowCheck | None = None,
         logits: bool = True,
     ) -> None:
@@ -117,79 +59,76 @@ class TieredRunner:
         self.cache = cache
         self.connector = connector
         self.on_begin = on_begin
+        self.fixed = fixed
         self.check = check
         self.logits = logits
+        self.steps = {"eager": 0, "fixed": 0}  # that computed rows
 
     def execute(
         self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
-        self.cache.gathered.clear()
         at = np.array(sampled, dtype=np.int64)
+        with self.cache.worker.device.on_compute():
+            chosen, logits, self._drafts = self._run(meta, tokens, rows, at)
+            self._check_gathered()
+            self.connector.wait_for_save()
+        return chosen, logits, self.connector.get_output()
+
+    def _run(self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: np.ndarray) -> Answered:
+        """Queue all of the step, and wait for its answer."""
+        step = self.fixed.prepare(rows, sampled) if self.fixed is not None else None
+        self.cache.gathered.clear()
+        if len(tokens):
+            self.steps["eager" if step is None else "fixed"] += 1
         with forbid_waiting(self.model.device):
             self.connector.start_load_kv(meta)
             if self.on_begin is not None:
                 self.on_begin()
-            fetch = self._queue(tokens, rows, at)
-        chosen, logits = fetch.result()
-        with forbid_waiting(self.model.device):
-            proposed = self._propose(tokens, rows, at, chosen)
-        self._drafts = proposed()
-        self._check_gathered()
-        self.connector.wait_for_save()
-        return chosen, logits, self.connector.get_output()
-
-    def _queue(self, tokens: np.ndarray, rows: StepRows, sampled: np.ndarray) -> Fetch:
-        """The step's forward pass; on the way to the host: chosen tokens, and their logits."""
-        device = self.model.device
-        if not len(tokens):
-            return Fetch(torch.zeros(0, dtype=torch.int64), torch.zeros(0, self.model.vocab_size))
-        self.cache.begin(rows)
-        logits = self.model.forward(tokens, rows, self.cache)[upload(sampled, device)]
-        chosen = self.model.choose(logits)
-        return Fetch(chosen, logits if self.logits else logits[:, :0])
+            run = partial(self._eager, sampled=sampled) if step is None else step.run
+            answer = run(tokens, rows)
+        return answer()
 
     def drafts(self) -> dict[int, list[int]]:
         """What the draft head proposed in the last step, by request row."""
         return self._drafts
 
+    def _eager(self, tokens: np.ndarray, rows: StepRows, sampled: np.ndarray) -> Answer:
+        """Queue the forward pass; drafts are proposed once its tokens are known."""
+        device = self.model.device
+        logits = torch.zeros(0, self.model.vocab_size)
+        chosen = torch.zeros(0, dtype=torch.int64)
+        if len(tokens):
+            self.cache.begin(rows)
+            logits = self.model.forward(tokens, rows, self.cache)[upload(sampled, device)]
+            chosen = self.model.choose(logits)
+        fetch = Fetch(chosen, logits if self.logits else logits[:, :0])
+
+        def answer() -> Answered:
+            chosen, logits = fetch.result()
+            return chosen, logits, self._propose(tokens, rows, sampled, chosen)
+
+        return answer
+
     def _propose(
         self, tokens: np.ndarray, rows: StepRows, sampled: np.ndarray, chosen: np.ndarray
-    ) -> Callable[[], dict[int, list[int]]]:
-        """Queue the drafts behind each request's newest token, which is not EOS; the answer waits
-        for them."""
+    ) -> dict[int, list[int]]:
+        """Drafts behind each request's newest token, which is not EOS."""
         newest, places = newest_tokens(tokens, rows, sampled, chosen, self.model.eos)
         if not self.spec or not len(newest):
-            return dict
-        fetch = Fetch(self.model.propose(newest, places, self.cache, self.spec))
-        owners = places.rows.tolist()
-        return lambda: dict(zip(owners, fetch.result()[0].tolist(), strict=True))
+            return {}
+        with forbid_waiting(self.model.device):
+            fetch = Fetch(self.model.propose(newest, places, self.cache, self.spec))
+        return dict(zip(places.rows.tolist(), fetch.result()[0].tolist(), strict=True))
 
     def _check_gathered(self) -> None:
+        """Hand on what was gathered, without the padding."""
         if self.check is None:
             return
         for layer, rows, top_k, data in self.cache.gathered:
-            selected, read = Fetch(top_k, data).result()
-            self.check(layer, rows, selected, read)
-
-
-def newest_tokens(
-    tokens: np.ndarray, rows: StepRows, sampled: np.ndarray, chosen: np.ndarray, eos: int
-) -> tuple[np.ndarray, StepRows]:
-    """The last token that stands of each sampling request, int64 [m], and its place; none for a
-    request that ends in EOS."""
-    owners, newest, places = rows.rows[sampled], [], []
-    for row in np.unique(owners).tolist():
-        mine = np.flatnonzero(owners == row)
-        at = sampled[mine]
-        last = standing(tokens[at[1:]].tolist(), chosen[mine].tolist(), eos) - 1
-        if chosen[mine[last]] != eos:
-            newest.append(int(chosen[mine[last]]))
-            places.append((row, int(rows.positions[at[last]]) + 1))
-    where = StepRows(
-        np.array([row for row, _ in places], dtype=np.int32),
-        np.array([position for _, position in places], dtype=np.int64),
-    )
-    return np.array(newest, dtype=np.int64), where
+            places = (as_tensor(a, self.model.device) for a in (rows.rows, rows.positions))
+            owners, at, selected, read = Fetch(*places, top_k, data).result()
+            real = owners >= 0
+            self.check(layer, StepRows(owners[real], at[real]), selected[real], read[real])
 
 
 class RecordedRunner:

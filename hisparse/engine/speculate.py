@@ -14,6 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from hisparse.device.rows import StepRows
+
 
 @dataclass
 class Acceptance:
@@ -36,3 +40,23 @@ def standing(drafts: Sequence[int], chosen: Sequence[int], eos: int) -> int:
             break
         count += 1
     return count
+
+
+def newest_tokens(
+    tokens: np.ndarray, rows: StepRows, sampled: np.ndarray, chosen: np.ndarray, eos: int
+) -> tuple[np.ndarray, StepRows]:
+    """The last token that stands of each sampling request, int64 [m], and its place; none for a
+    request that ends in EOS."""
+    owners, newest, places = rows.rows[sampled], [], []
+    for row in np.unique(owners).tolist():
+        mine = np.flatnonzero(owners == row)
+        at = sampled[mine]
+        last = standing(tokens[at[1:]].tolist(), chosen[mine].tolist(), eos) - 1
+        if chosen[mine[last]] != eos:
+            newest.append(int(chosen[mine[last]]))
+            places.append((row, int(rows.positions[at[last]]) + 1))
+    where = StepRows(
+        np.array([row for row, _ in places], dtype=np.int32),
+        np.array([position for _, position in places], dtype=np.int64),
+    )
+    return np.array(newest, dtype=np.int64), where

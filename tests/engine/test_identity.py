@@ -27,8 +27,9 @@ from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.options import RunConfig
 from hisparse.engine.reference import reference_decode_many
 from hisparse.engine.run import Job
-from hisparse.engine.runner import TieredCache, TieredRunner
+from hisparse.engine.runner import TieredRunner
 from hisparse.engine.served import Served
+from hisparse.engine.tiered import TieredCache
 from hisparse.engine.trace import WorkloadRequest, write_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.fsm.log import MemoryLog

@@ -11,7 +11,8 @@ from hisparse.device import open_device
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.run import Job, RunConfig
-from hisparse.engine.runner import TieredCache, TieredRunner
+from hisparse.engine.runner import TieredRunner
+from hisparse.engine.tiered import TieredCache
 from hisparse.fsm.events import BlocksEvicted
 from hisparse.fsm.machines import BlockRole
 

@@ -15,7 +15,8 @@ from hisparse.device import open_device
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.run import Job, RunConfig
-from hisparse.engine.runner import TieredCache, TieredRunner
+from hisparse.engine.runner import TieredRunner
+from hisparse.engine.tiered import TieredCache
 
 SMALL = {"requests": 4, "scale": 0.006, "page_size": 4, "top_k": 8, "hot_rows": 8, "suffix": "cpu"}
 

@@ -1,0 +1,96 @@
+"""`TieredCache`: a model's view of a worker's tiers, on the model's device.
+
+Keys and rows go through the worker's handles. Tensors are handed on as they are where the backend
+works on a GPU; on `cpu` they share memory with the backend's arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hisparse.config import ceil_div
+from hisparse.device.rows import StepRows
+from hisparse.device.worker import HiSparseWorker
+from hisparse.engine.accelerator import as_tensor
+from hisparse.engine.builtin_kv import FixedKV
+from hisparse.fsm.wire import Table
+
+
+class Gathered(NamedTuple):
+    """What one gather was asked for, and what it gave: uint8 [n, k, row_bytes]."""
+
+    layer: int
+    rows: StepRows
+    top_k: torch.Tensor
+    data: torch.Tensor
+
+
+class TieredCache(FixedKV):
+    """A model's view of a worker: every access goes through the handles that attention holds.
+
+    Args:
+        worker: owns the handles.
+        device: the model's; the worker's backend works there too.
+        keep: remember what was gathered, in `gathered`, until the next `begin_step`.
+    """
+
+    def __init__(
+        self,
+        worker: HiSparseWorker,
+        device: torch.device | str = "cpu",
+        *,
+        keep: bool = False,
+    ) -> None:
+        self.worker = worker
+        self.device = torch.device(device)
+        self.keep = keep
+        self.gathered: list[Gathered] = []
+        self._rows = StepRows(np.zeros(0, np.int32), np.zeros(0, np.int64))
+        self._requests = self._selection = torch.zeros((0, 1), dtype=torch.int32)
+
+    def begin(self, rows: StepRows) -> None:
+        """Set the tokens that the coming calls are about."""
+        self._rows = rows
+        if rows.span is not None:
+            self._requests = rows.rows[:: rows.span]
+            if self.device.type == "cpu":  # whose backend takes host arrays, and queues
+                self._rows = StepRows(rows.rows.numpy().copy(), rows.positions.numpy().copy())
+
+    def write(self, layer: int, data: torch.Tensor) -> None:
+        self.worker.handles[layer].write(self._rows, self._given(data))
+
+    def write_index(self, group: int, data: torch.Tensor) -> None:
+        self.worker.index.write(group, self._rows, self._given(data))
+
+    def index_keys(self, group: int, row: int, length: int) -> torch.Tensor:
+        return as_tensor(self.worker.index.keys(group, row, length).result(), self.device)
+
+    def all_keys(self, group: int, positions: int) -> torch.Tensor:
+        view, table = self.worker.index.views[group], self.worker.tables[Table.INDEX]
+        entries = ceil_div(positions, view.span.rows_per_block)
+
+        def read() -> torch.Tensor:
+            named = as_tensor(table, self.device)[self._requests.clamp(min=0).long(), :entries]
+            blocks = as_tensor(view.array, self.device)[named.long()]
+            return blocks.flatten(1, 2)[:, :positions]
+
+        keys = as_tensor(self.worker.device.produce(read).result(), self.device)
+        beyond = positions - keys.shape[1]  # drafts may lie behind the last position of the tables
+        return torch.nn.functional.pad(keys, (0, 0, 0, beyond)) if beyond else keys
+
+    def gather(self, layer: int, top_k: torch.Tensor | None) -> torch.Tensor:
+        if top_k is not None:
+            self._selection = top_k
+        given = None if top_k is None else self._given(top_k)
+        pending = self.worker.handles[layer].gather(self._rows, given)
+        out = as_tensor(pending.result(), self.device)
+        if self.keep:
+            self.gathered.append(Gathered(layer, self._rows, self._selection, out))
+        return out
+
+    def _given(self, tensor: torch.Tensor) -> Any:
+        """`tensor` as the worker's backend takes it."""
+        return tensor if tensor.is_cuda else tensor.numpy()
