@@ -58,7 +58,13 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 @_field("--abort-rate", "Share of requests whose client goes away.", type=float, metavar="F")
 @_field("--preempt-rate", "Share of requests preempted once, and resumed.", type=float, metavar="F")
 @_field("--spec", "Drafts that a request proposes and verifies a step.", type=int, metavar="N")
-@click.option("--graph/--eager", "graph", default=None, help="Graph replay (not built yet) or not.")
+@click.option(
+    "--graph/--eager",
+    "graph",
+    default=None,
+    help="With --device cuda: decode steps are captured in CUDA graphs and replayed, or not.  "
+    "[default: eager]",
+)
 @_field("--model", "Model.", metavar="NAME")
 @_field(
     "--record-selections",
@@ -196,6 +202,7 @@ GROUPS = {
     "suffix_copies_failed hot_hits hot_misses "
     "hot_hit_rate host_rows_read copies_failed",
     "log": "events log_bytes state_digest",
+    "device": "steps_eager steps_replayed graphs_captured graph_nodes kernel_launches",
 }
 
 

@@ -38,6 +38,11 @@ class Fetch:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the values were on the host from the start: they are views, and not copies."""
+        return self._event is None
+
     def result(self) -> tuple[np.ndarray, ...]:
         """The values; waits for the stream to get there."""
         if self._event is not None:

@@ -124,6 +124,8 @@ class BuiltinModel:
         self._eos_handicap = round(EOS_HANDICAP * RMS / self._weights.unembed.scale)
         # one integer a token id: what chooses the lowest id among equals, whatever reduces
         self._prefer = torch.arange(VOCAB - 1, -1, -1, device=self.device).double()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # there for whatever stream runs a step
 
     # -- the step --------------------------------------------------------------------------------
     @torch.inference_mode()

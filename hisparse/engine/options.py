@@ -59,11 +59,9 @@ def refuse_lost_selections(config: RunConfig) -> None:
 
 def refuse_unbuilt(config: RunConfig) -> None:
     """Options of the contract that no code stands behind yet. Raises ConfigError."""
-    unbuilt = {
-        "graph": config.graph,
-        "model": config.model != "builtin",
-    }
-    for name, asked in unbuilt.items():
-        if asked:
-            value = getattr(config, name)
-            raise ConfigError(f"{name}={value!r} is not built yet: leave it at its default")
+    if config.model != "builtin":
+        raise ConfigError(f"model={config.model!r} is not built yet: leave it at its default")
+    if config.graph and config.device != "cuda":
+        raise ConfigError(
+            f"graph=True: device={config.device!r} has no graphs: use --device cuda, or --eager"
+        )

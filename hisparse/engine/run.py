@@ -21,12 +21,14 @@ from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
 from hisparse.engine.builtin import BuiltinModel
+from hisparse.engine.fixed import FixedDecode, refuse_wide_span
+from hisparse.engine.graph import GraphCapture
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import Peaks, ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.report import served_figures, verified_figures
-from hisparse.engine.runner import RecordedRunner, TieredRunner
+from hisparse.engine.runner import RecordedRunner, RowCheck, TieredRunner
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
 from hisparse.engine.served import Served
@@ -114,6 +116,7 @@ class Job:
         self.config = config
         self.progress = progress or (lambda stage, done, total: None)
         device = open_device(config.device, seed=config.seed, lag=0.5)
+        computes_on = "cuda" if config.device == "cuda" else "cpu"
         probe = BuiltinModel(seed=config.seed, top_k=config.top_k, max_model_len=1)
         self.workload = load_workload(config, probe)
         longest = max(len(work.prompt) + work.max_new for work in self.workload)
@@ -122,12 +125,16 @@ class Job:
             top_k=config.top_k,
             max_model_len=longest + config.spec,  # drafts may lie behind the last token
             draft=config.spec > 0,
+            device=computes_on,
         )
         self.hisparse = build_config(config, self.model, longest)
         self.aborts = choose_some(self.workload, "aborts", config.abort_rate, config.seed)
         rate = config.preempt_rate
         self.preemptions = choose_some(self.workload, "preemptions", rate, config.seed)
+        if config.graph:
+            refuse_wide_span(self.hisparse, config.spec)
         self.device = device
+        self.capture = GraphCapture() if config.graph else None
         self.seconds: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
@@ -174,15 +181,7 @@ class Job:
             if selections is not None:
                 selections.begin_step()
 
-        runner = TieredRunner(
-            self.model,
-            TieredCache(worker, self.model.device, keep=verify),
-            replica.rank,
-            on_begin,
-            spec=self.config.spec,
-            check=oracle if verify else None,
-            logits=verify,
-        )
+        runner = self._runner(replica, on_begin, oracle if verify else None)
         engine = ReferenceEngine(
             coordinator,
             replica.scheduler,
@@ -219,10 +218,47 @@ class Job:
         if selections is not None:
             selections.log.close()
         report = served_figures(self.config, self.hisparse, engine, served, device)
+        report |= self._device_figures(runner)
         report |= verified_figures(expected, served, engine.coordinator, oracle, live)
         report |= self._resident(served)
         report["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         return report
+
+    def _runner(
+        self, replica: LocalReplica, on_begin: Callable[[], None], check: RowCheck | None
+    ) -> TieredRunner:
+        spec, verify = self.config.spec, check is not None
+        cache = TieredCache(replica.worker, self.model.device, keep=verify)
+        fixed = None
+        if self.capture is not None:
+            fixed = FixedDecode(
+                self.hisparse, self.model, cache, spec=spec, logits=verify, capture=self.capture
+            )
+        return TieredRunner(
+            self.model,
+            cache,
+            replica.rank,
+            on_begin,
+            spec=spec,
+            fixed=fixed,
+            check=check,
+            logits=verify,
+        )
+
+    def _device_figures(self, runner: TieredRunner) -> dict[str, int]:
+        """What ran on a GPU, and how; nothing of simulated streams."""
+        if self.config.device != "cuda":
+            return {}
+        figures = {
+            "steps_eager": runner.steps["eager"],
+            "kernel_launches": self.device.statistics()["launches"],
+        }
+        if self.capture is not None:
+            assert self.capture.replays == runner.steps["fixed"]
+            figures["steps_replayed"] = self.capture.replays
+            figures["graphs_captured"] = len(self.capture.nodes)
+            figures["graph_nodes"] = sum(self.capture.nodes)
+        return figures
 
     def _recorder(self, replica: LocalReplica) -> SelectionRecorder | None:
         if not self.config.record_selections:

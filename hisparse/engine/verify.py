@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
+from hisparse.engine.accelerator import Fetch, as_tensor
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.reference import ReferenceResult
 from hisparse.engine.served import Served
@@ -88,6 +90,9 @@ class ContentOracle:
         return served.prompt_tokens + same
 
 
+Wanted = list[tuple[int, Table, np.ndarray]]  # request row, table, its entries
+
+
 class LiveChecks:
     """`table_truth` inside every step; the state invariants and `replay_equal` after it.
 
@@ -101,6 +106,7 @@ class LiveChecks:
         self.worker = worker
         self.violations: list[Violation] = []
         self.checked = {"table_truth": 0, "replay_equal": 0}
+        self._looked: list[tuple[int, Wanted, Fetch]] = []  # on their way from the device
         self._codec = Codec(EVENT_TYPES)
         self._shadow = State(coordinator.config)
         self._cursor = LogCursor(coordinator.log, 0)
@@ -115,12 +121,22 @@ class LiveChecks:
         rows = np.flatnonzero(state.rows.live & (state.rows.last_step == state.step)).tolist()
         wanted = [(row, t, state.table(t)[row].copy()) for row in rows for t in Table]
         step = state.step
-        self.worker.device.compute.enqueue(lambda: self._compare(step, wanted))
+        self.worker.device.compute.enqueue(lambda: self._look(step, wanted))
 
-    def _compare(self, step: int, wanted: list[tuple[int, Table, np.ndarray]]) -> None:
+    def _look(self, step: int, wanted: Wanted) -> None:
+        """Inside the op: take the tables as they are now, to be compared once they are here."""
+        tables = (as_tensor(self.worker.tables[t], torch.device("cuda")) for t in Table)
+        fetch = Fetch(*tables)
+        if fetch.ready:
+            self._compare(step, wanted, fetch)
+        else:
+            self._looked.append((step, wanted, fetch))
+
+    def _compare(self, step: int, wanted: Wanted, fetch: Fetch) -> None:
         self.checked["table_truth"] += 1
+        tables = dict(zip(Table, fetch.result(), strict=True))
         for row, table, want in wanted:
-            have = self.worker.tables[table][row]
+            have = tables[table][row]
             width = min(len(want), len(have))
             if (want[:width] != have[:width]).any():
                 entry = int(np.argmax(want[:width] != have[:width]))
@@ -134,6 +150,9 @@ class LiveChecks:
         """State invariants, and `replay_equal`: every event since the last step, written and read
         back, folded into a second state that must equal the live one byte for byte."""
         coordinator, codec = self.coordinator, self._codec
+        for looked in self._looked:
+            self._compare(*looked)
+        self._looked.clear()
         if coordinator.checker is not None:
             coordinator.checker.state(coordinator.state)
         for seq, event in self._cursor.take():

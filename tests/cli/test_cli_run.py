@@ -118,7 +118,7 @@ def test_exit_code_1_if_it_does_not_verify(monkeypatch, small_report, broken):
         (["--device", "rocm"], ["ROCm is refused"]),
         (["--top-k", 64, "--hot-rows", 32], ["hot_rows=32", "top_k=64"]),
         (["--spec", 65], ["spec=65", "less than or equal to 64"]),
-        (["--graph"], ["graph=True", "not built"]),
+        (["--graph"], ["graph=True", "device='cpu' has no graphs", "--device cuda"]),
         (["--record-selections"], ["record_selections=1", "--log DIR"]),
         (["--model", "glm"], ["model='glm'", "not built"]),
         (["--policy", "magic"], ["policy='magic'", "use one of hybrid"]),
