@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ _SEED = struct.Struct("<QQ")
 FRAME_HEAD_BYTES = _FRAME.size
 MAX_BODY_BYTES = MAX_FRAME_BYTES - FRAME_HEAD_BYTES
 Frame = tuple[int, int, bytes]  # seq, kind, body
+Body = tuple[int, bytes]  # kind, body
 
 
 class UnknownEvent(msgspec.Struct, frozen=True):
@@ -106,17 +108,24 @@ class Codec:
         """Of the declarations, without their words."""
         return _schema_digest(self._types)
 
-    def encode(self, event: LoggedEvent) -> tuple[int, bytes]:
-        """Kind and body. Raises UsageError for an undeclared type or an unencodable field."""
+    def encode(self, event: LoggedEvent) -> Body:
+        """Kind and body, which a frame can hold.
+
+        Raises UsageError for an undeclared type or an unencodable field, LogError as `check_body`.
+        """
         kind = self._kinds.get(type(event))
         if kind is None:
             if isinstance(event, UnknownEvent):
+                check_body(event.kind, event.body)
                 return event.kind, event.body
             raise UsageError(f"{type(event).__name__} is not an event that this codec declares")
         try:
-            return kind, self._encode(event)
+            body = self._encode(event)
         except (TypeError, OverflowError, ValueError) as error:
             raise UsageError(f"{type(event).__name__} cannot be encoded: {error}") from error
+        if len(body) > MAX_BODY_BYTES:
+            check_body(kind, body)
+        return kind, body
 
     def decode(self, kind: int, body: bytes) -> LoggedEvent:
         """The event. Raises LogError for a body that its kind's declaration does not allow."""
@@ -194,15 +203,30 @@ def decode_header(data: bytes) -> SegmentHeader | str:
     return header
 
 
-def encode_frame(seed: int, seq: int, kind: int, body: bytes) -> bytes:
-    """One frame. Raises LogError for a body above `MAX_BODY_BYTES` or a kind that is no u16."""
-    size = len(body)
-    if size > MAX_BODY_BYTES:
-        raise LogError(f"event {seq} of kind {kind} has {size} B, above {MAX_BODY_BYTES}")
+def check_body(kind: int, body: bytes) -> None:
+    """Raises LogError for a body above `MAX_BODY_BYTES` or a kind that is no u16."""
+    if len(body) > MAX_BODY_BYTES:
+        raise LogError(f"an event of kind {kind} has {len(body)} B, above {MAX_BODY_BYTES}")
     if not 0 <= kind <= 0xFFFF:
-        raise LogError(f"event {seq} has kind {kind}, which a frame cannot hold")
-    crc = google_crc32c.extend(seed, _CHECKED.pack(size, kind, seq) + body)
-    return _FRAME.pack(size, kind, seq, crc) + body
+        raise LogError(f"an event has kind {kind}, which a frame cannot hold")
+
+
+def encode_frames(seed: int, first_seq: int, bodies: Iterable[Body]) -> bytes:
+    """Frames of the seqs from `first_seq` on, of bodies that `check_body` lets pass."""
+    extend, checked, pack_crc = google_crc32c.extend, _CHECKED.pack, _CRC.pack
+    parts: list[bytes] = []
+    seq = first_seq
+    for kind, body in bodies:
+        head = checked(len(body), kind, seq)
+        parts += (head, pack_crc(extend(seed, head + body)), body)  # a copy is cheaper than a call
+        seq += 1
+    return b"".join(parts)
+
+
+def encode_frame(seed: int, seq: int, kind: int, body: bytes) -> bytes:
+    """One frame. Raises LogError as `check_body`."""
+    check_body(kind, body)
+    return encode_frames(seed, seq, ((kind, body),))
 
 
 class Parsed(NamedTuple):

@@ -1,6 +1,6 @@
 """Batches of a log on disk: what is appended and not yet written, and how it is committed.
 
-Owns      the pending frames, when a sync is due, and a gap that is not on disk yet.
+Owns      the pending bodies, when a sync is due, and a gap that is not on disk yet.
 Makes     no events of its own; a LogGap on disk in place of what the disk refused.
 Needs     the segments to write to, the events in memory, a clock.
 Edges     a batch is committed whole or not at all. With on_error "stop" a refused batch is kept and
@@ -19,23 +19,22 @@ from collections.abc import Callable
 from typing import Literal
 
 from hisparse.errors import LogError
-from hisparse.fsm.codec import LoggedEvent
+from hisparse.fsm.codec import Body, encode_frames
 from hisparse.fsm.log import MemoryLog
-from hisparse.fsm.log_chain import Body, SegmentChain
+from hisparse.fsm.log_chain import SegmentChain
 
 Fsync = Literal["never", "interval", "commit"]
 OnError = Literal["stop", "continue"]
 
 
 class BatchWriter:
-    """Writes the batches of `memory`'s events to `chain`. `encode`: of the log's codec."""
+    """Writes the batches of `memory`'s events to `chain`. `pending`: their kinds and bodies."""
 
     def __init__(
         self,
         name: str,
         chain: SegmentChain,
         memory: MemoryLog,
-        encode: Callable[[LoggedEvent], Body],
         clock: Callable[[], float],
         *,
         fsync: Fsync,
@@ -45,12 +44,11 @@ class BatchWriter:
         synced_seq: int,
     ) -> None:
         self._name, self._chain, self._memory = name, chain, memory
-        self._encode, self._clock, self._last_sync = encode, clock, clock()
+        self._clock, self._last_sync = clock, clock()
         self._fsync, self._interval_s, self._on_error = fsync, interval_s, on_error
         self._segment_bytes = segment_bytes
         self._gap_after, self._refused = -1, ""
-        self.pending: list[bytes] = []
-        self.seed = chain.open.seed  # of the frames that are pending
+        self.pending: list[Body] = []
         self.synced_seq = synced_seq
         self.resumed = False  # behind a gap; whoever takes a snapshot of it clears this
         self.commits = self.failed = self.syncs = self.written = self.dropped = self.gaps = 0
@@ -64,8 +62,7 @@ class BatchWriter:
         """Write what is pending, and sync it, as `fsync` says. Raises LogError as `DiskLog`'s."""
         if self.pending or self.in_gap:
             self._write()
-        unsynced = self.synced_seq < self._memory.committed_seq
-        if self._fsync == "interval" and unsynced and self._due():
+        if self._fsync == "interval" and self._due():
             self.sync()
         here = self._chain.open
         if here.size >= self._segment_bytes and self._memory.committed_seq >= here.first_seq:
@@ -96,8 +93,9 @@ class BatchWriter:
             if self.in_gap:
                 self._resume()
             else:
-                data = b"".join(self.pending)
-                self._chain.open.write(data, sync=sync)
+                here = self._chain.open
+                data = encode_frames(here.seed, self._memory.committed_seq + 1, self.pending)
+                here.write(data, sync=sync)
                 self.written += len(data)
         except OSError as error:
             self.failed += 1
@@ -124,22 +122,20 @@ class BatchWriter:
     def _resume(self) -> None:
         """Write a LogGap in place of the last event dropped, and what is pending behind it."""
         at = self._memory.committed_seq
-        bodies = [self._encode(event) for _, event in self._memory.since(at)]
-        self.written += self._chain.resume(self._gap_after, at, self._refused, bodies)
-        self.seed, self._gap_after, self.resumed = self._chain.open.seed, -1, True
+        self.written += self._chain.resume(self._gap_after, at, self._refused, self.pending)
+        self._gap_after, self.resumed = -1, True
         self.gaps += 1
 
     def _due(self) -> bool:
+        if self.synced_seq >= self._memory.committed_seq:
+            return False
         # A clock set back counts as due: better one sync too many than none for hours.
         return not 0 <= self._clock() - self._last_sync < self._interval_s
 
     def _roll(self) -> None:
         """Seal the segment and open the next. A failure is counted, and tried at each commit."""
-        assert not self.pending  # their checksums are salted for the old segment
-        if self._chain.roll(self._memory.committed_seq + 1):
-            self.seed = self._chain.open.seed
-            if self._fsync != "never":
-                self.synced_seq = self._memory.committed_seq
+        if self._chain.roll(self._memory.committed_seq + 1) and self._fsync != "never":
+            self.synced_seq = self._memory.committed_seq
 
     def _error(self, what: str, error: OSError) -> LogError:
         here, why = self._chain.open, error.strerror or str(error)

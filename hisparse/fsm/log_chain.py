@@ -18,14 +18,13 @@ from pathlib import Path
 import msgspec
 
 from hisparse.errors import LogError
-from hisparse.fsm.codec import SegmentHeader, encode_frame
+from hisparse.fsm.codec import Body, SegmentHeader, encode_frames
 from hisparse.fsm.events import LogGap
 from hisparse.fsm.log_files import Disk
 from hisparse.fsm.log_seal import seal
 from hisparse.fsm.log_writer import Recovered, SegmentWriter
 
 HeaderOf = Callable[[int, int], SegmentHeader]  # of (number, first_seq)
-Body = tuple[int, bytes]  # kind, body
 
 
 def gap_body(after_seq: int, reason: str) -> Body:
@@ -82,10 +81,7 @@ class SegmentChain:
         header = self._header_of(old.number + 1, at_seq)
         header = msgspec.structs.replace(header, gap_after=gap_after)
         frames = [gap_body(gap_after, reason), *bodies]
-        data = b"".join(
-            encode_frame(header.seed, seq, kind, body)
-            for seq, (kind, body) in enumerate(frames, at_seq)
-        )
+        data = encode_frames(header.seed, at_seq, frames)
         if self._sync:
             old.sync()
         self.open = self._create(header, data)

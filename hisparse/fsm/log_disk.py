@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from hisparse.errors import LogError, UsageError
-from hisparse.fsm.codec import Codec, LoggedEvent, SegmentHeader, encode_frame
+from hisparse.fsm.codec import Codec, LoggedEvent, SegmentHeader
 from hisparse.fsm.log import (
     LogStatistics,
     MemoryLog,
@@ -121,7 +121,6 @@ class DiskLog:
             self._directory.name,
             chain,
             self._memory,
-            self._encode,
             clock,
             fsync=fsync,
             interval_s=fsync_interval_s,
@@ -129,6 +128,7 @@ class DiskLog:
             on_error=on_error,
             synced_seq=found.last_seq if self._sync else 0,
         )
+        self._pending = self._batch.pending
 
     # -- the log ----------------------------------------------------------------------------------
     @property
@@ -158,11 +158,10 @@ class DiskLog:
         Raises UsageError for an event that the codec cannot encode, or once closed, and LogError
         for one that is too large; the log is then as it was.
         """
-        memory = self._memory
-        kind, body = self._encode(event)
-        batch = self._batch
-        batch.pending.append(encode_frame(batch.seed, memory.next_seq, kind, body))
-        return memory.append(event)
+        body = self._encode(event)
+        seq = self._memory.append(event)
+        self._pending.append(body)
+        return seq
 
     def commit(self) -> None:
         """Write what was appended, in one write, and sync it as `fsync` says.

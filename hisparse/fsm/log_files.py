@@ -115,12 +115,14 @@ class OsDisk:
 
 def write_all(disk: Disk, fd: int, data: bytes, offset: int) -> None:
     """All of `data`, in as many writes as the disk takes for it. Raises OSError."""
-    view, done = memoryview(data), 0
-    while done < len(data):
-        count = disk.write(fd, view[done:], offset + done)
-        if not 0 < count <= len(data) - done:
-            raise OSError(errno.EIO, f"a write of {len(data) - done} B returned {count}")
-        done += count
+    left: bytes | memoryview = data
+    while left:
+        count = disk.write(fd, left, offset)
+        if count == len(left):
+            return
+        if not 0 < count < len(left):
+            raise OSError(errno.EIO, f"a write of {len(left)} B returned {count}")
+        left, offset = memoryview(left)[count:], offset + count
 
 
 def write_file(disk: Disk, path: Path, data: bytes, *, sync: bool) -> None:
