@@ -17,6 +17,7 @@ from hisparse.cli.completion import completion
 from hisparse.cli.diff import diff
 from hisparse.cli.errors import OneLineGroup
 from hisparse.cli.export import export
+from hisparse.cli.fuzz import fuzz
 from hisparse.cli.log import log
 from hisparse.cli.replay import replay
 from hisparse.cli.run import run
@@ -36,8 +37,10 @@ def cli(no_pager: bool) -> None:
     """
 
 
-_VERBS = (run, log, replay, check, why, diff, what_if, trace, bench, export, shrink, completion)
-for command in _VERBS:
+for command in (
+    *(run, log, replay, check, why, diff, what_if, trace, bench, export, shrink),
+    *(fuzz, completion),
+):
     cli.add_command(command)
 
 

@@ -70,6 +70,12 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker
 
     # -- scheduler role ---------------------------------------------------------------------------
+    @property
+    def position(self) -> int:
+        """The log's seq up to which commands were built: where the next one begins."""
+        assert self._cursor is not None, "the worker role follows no log"
+        return self._cursor.position
+
     def build_connector_meta(self) -> bytes | None:
         """The projection of all events since the last command; None when offload is disabled."""
         coordinator, cursor = self.coordinator, self._cursor

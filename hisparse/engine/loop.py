@@ -23,6 +23,7 @@ from hisparse.engine.served import Served
 from hisparse.engine.speculate import Acceptance, standing
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import InvariantViolation
+from hisparse.fsm.machines import RequestState
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
@@ -116,6 +117,21 @@ class ReferenceEngine:
         served.withdraw_provisional()
         self._close(served, "aborted")
 
+    def stop(self, served: Served) -> bool:
+        """Its client has enough: it ends with the tokens that it has, once these are certain.
+        False, with nothing changed, before its first token."""
+        if not served.generated:
+            return False
+        served.max_new = len(served.generated)
+        served.drafts.clear()
+        if self.coordinator.state.requests[served.key].state is RequestState.DECODE:
+            self._ending[served.key] = served
+            return True
+        self.coordinator.abort(*served.key, "stop")  # it waits, or computes what it had again
+        served.withdraw_provisional()
+        self._close(served, "finished")
+        return True
+
     def preempt(self, served: Served) -> None:
         """Take a running request off the GPU; it comes back at the end of the queue, under a new
         epoch, and finds by prefix what it had computed and what was durable."""
@@ -131,6 +147,9 @@ class ReferenceEngine:
         del self.live[served.key]
         self._ending.pop(served.key, None)
         served.withdraw_provisional()
+        if len(served.generated) >= served.max_new:  # all that it was to say is certain
+            self._close(served, "finished")
+            return
         served.parent, served.hashed = b"", 0
         self._arrive(served)
         self.live[served.key] = served

@@ -97,3 +97,30 @@ def random_workload(
             WorkloadRequest(f"q{i}", now_ms, np.array(tokens, dtype=np.int64), total - prompt)
         )
     return work
+
+
+class Workload:
+    """Requests without end over a few shared prefixes; in `tides`, one in five is as long as may be
+    and stays, and short ones squeeze it and go."""
+
+    def __init__(self, rng: random.Random, longest: int, tides: bool = False) -> None:
+        self.rng = rng
+        self.longest = longest
+        self.tides = tides
+        self.stems = [[rng.randrange(EOS) for _ in range(longest)] for _ in range(2)]
+        self.made = 0
+
+    def next(self, now_ms: float, *, greedy: bool = False) -> WorkloadRequest:
+        """The next one, which arrives now; a `greedy` one is as long as may be."""
+        rng, longest = self.rng, self.longest
+        total = longest if greedy else rng.randrange(2, longest + 1)
+        prompt = rng.randrange(1, total)
+        if self.tides and not greedy:
+            stays = self.made % 5 == 0
+            total, prompt = (longest, 4) if stays else (total // 2 + 2, total // 2 + 1)
+        shared = rng.randrange(prompt + 1) if rng.random() < 0.8 else 0
+        tokens = rng.choice(self.stems)[:shared]
+        tokens = tokens + [rng.randrange(EOS) for _ in range(prompt - shared)]
+        self.made += 1
+        name = f"q{self.made}"
+        return WorkloadRequest(name, now_ms, np.array(tokens, dtype=np.int64), total - prompt)

@@ -13,7 +13,7 @@ from pathlib import Path
 import test_device_waits
 
 from hisparse.fsm.events import StreamWaited
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 SEEDS = range(12)
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ KNOCKED_OUT = set(test_device_waits.SCENARIOS)
 
 def waits_made(seed: int) -> set[str]:
     """Names of the waits that the worker of the simulated world `seed` logs."""
-    simulation, logged = Simulation(seed), []
+    simulation, logged = CalmSimulation(seed), []
     simulation.worker.calls.sink = logged.append
     assert simulation.run().violation is None
     return {event.why for event in logged if isinstance(event, StreamWaited)}

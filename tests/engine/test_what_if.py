@@ -11,7 +11,7 @@ from hisparse.engine.what_if.recording import ASKED_ANEW
 from hisparse.engine.what_if.study import Study, Variant
 from hisparse.errors import ConfigError, InvariantViolation, UsageError
 from hisparse.fsm import events as ev
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 
 def study_of(config, events):
@@ -50,7 +50,7 @@ def simulated():
     pages of the CPU tier that come back and that do not: (config, events) by seed."""
     found = {}
     for seed in SEEDS:
-        simulation = Simulation(seed)
+        simulation = CalmSimulation(seed)
         simulation.run()
         found[seed] = simulation.config, list(simulation.log.read(1))
     return found

@@ -12,7 +12,7 @@ from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.snapshot import snapshot
 from hisparse.fsm.state import State, digest
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 CODEC = Codec(EVENT_TYPES)
 
@@ -20,7 +20,7 @@ CODEC = Codec(EVENT_TYPES)
 @cache
 def recorded(seed=13):
     """(config, [(seq, event)], {seq: digest of the state after it})."""
-    simulation = Simulation(seed)
+    simulation = CalmSimulation(seed)
     simulation.run()
     events = list(simulation.log.read(1))
     state, digests = State(simulation.config), {0: digest(State(simulation.config))}

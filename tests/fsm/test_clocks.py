@@ -17,7 +17,7 @@ from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.state import State
 from hisparse.fsm.step_accesses import step_accesses
 from hisparse.fsm.wire import AckKind, Table
-from hisparse.testing import simulator
+from hisparse.testing import calm
 
 
 def access(stream, write, *ids, pool="gpu"):
@@ -166,16 +166,16 @@ def test_the_rows_of_a_step_touch_what_the_tables_say(few, monkeypatch):
 def checked(seed, without=None):
     """(unordered pairs, steps looked at) of a simulated run, from its two logs alone."""
     rank = []
-    replica = simulator.LocalReplica
+    replica = calm.LocalReplica
 
     def recorded(*args, **more):
         return replica(*args, sink=rank.append, **more)
 
     with (
         drop_wait(without) if without else nullcontext(),
-        mock.patch.object(simulator, "LocalReplica", recorded),
+        mock.patch.object(calm, "LocalReplica", recorded),
     ):
-        world = simulator.Simulation(seed)
+        world = calm.CalmSimulation(seed)
         world.run()
     audit = Audit(world.config)
     blocks, pages = len(audit.state.blocks.state), len(audit.state.pages.state)

@@ -11,12 +11,12 @@ from hisparse.errors import LogError
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.snapshot import FORMAT, Snapshot, restore, snapshot
 from hisparse.fsm.state import State, digest
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 
 @pytest.fixture(scope="module")
 def run():
-    simulation = Simulation(5)
+    simulation = CalmSimulation(5)
     simulation.run()
     return simulation.config, list(simulation.log.read(1))
 
@@ -50,6 +50,6 @@ def test_a_snapshot_that_does_not_have_its_digest_is_refused(run):
 
 @given(st.binary(max_size=200))
 def test_foreign_bytes_are_refused(data):
-    config = Simulation(5).config
+    config = CalmSimulation(5).config
     with pytest.raises(LogError):
         restore(config, data)

@@ -15,7 +15,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.state import State
 from hisparse.kv.budget import excess_pages
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 
 def prompt(i):
@@ -78,7 +78,7 @@ def refused_unasked(config, events):
 def test_in_any_world_reclaiming_comes_before_a_wait_and_a_wait_has_a_name():
     waits = 0
     for seed in range(5):
-        world = Simulation(seed, requests=8)
+        world = CalmSimulation(seed, requests=8)
         assert world.run().violation is None
         assert not refused_unasked(world.config, world.log.read(1))
         for _, event in world.log.read(1):

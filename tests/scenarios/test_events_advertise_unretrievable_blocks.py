@@ -15,7 +15,7 @@ from kv_rig import SchedulerRig, make_config
 
 from hisparse.fsm import events as ev
 from hisparse.kv.prefix import find_prefix
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 PROMPT = list(range(16))  # four pages; an index block holds six
 
@@ -71,7 +71,7 @@ def advertised(events):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_stored_and_removed_are_symmetric_and_add_up_to_what_is_findable(seed):
-    world = Simulation(seed, requests=8)
+    world = CalmSimulation(seed, requests=8)
     assert world.run().violation is None
     assert advertised(world.log.read(1)).keys() == world.coordinator.state.prefix.keys()
 

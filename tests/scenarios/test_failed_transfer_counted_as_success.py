@@ -15,7 +15,7 @@ from kv_rig import make_config, restoring
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import HOST_PAGE, PageState
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 PROMPT = list(range(40))
 COUNTS = ("transfers_failed", "rewinds", "requests_failed")
@@ -74,8 +74,8 @@ def test_whichever_page_fails_nothing_from_it_on_is_found_with_wrong_bytes(posit
 def test_in_worlds_where_a_third_of_all_copies_fail_no_byte_is_lost():
     counted = {policy: dict.fromkeys(COUNTS, 0) for policy in ("rewind", "fail")}
     for seed in (10, 11, 12, 15):  # under pressure, two by each policy
-        world = Simulation(seed, requests=8)
-        world.fault_rate, world.runner.tolerates_faults = 0.3, True
+        world = CalmSimulation(seed, requests=8)
+        world.fault_rate, world.runner.seen.tolerates_faults = 0.3, True
         result = world.run()
         assert result.violation is None, result.violation
         for name in COUNTS:

@@ -20,7 +20,7 @@ from hisparse.fsm.log import MemoryLog
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 
 def leaves(value):
@@ -48,7 +48,7 @@ def arrays(thing):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_events_hold_plain_values_and_columns_own_their_memory(seed):
-    world = Simulation(seed, requests=6)
+    world = CalmSimulation(seed, requests=6)
     assert world.run().violation is None
     for _, event in world.log.read(1):
         for value in leaves(event):

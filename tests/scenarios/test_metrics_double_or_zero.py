@@ -15,7 +15,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockState
 from hisparse.fsm.metrics import Metrics
 from hisparse.fsm.wire import Table
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 LOOKUPS = ("gpu_prefix_queries", "gpu_prefix_hits", "host_prefix_queries", "host_prefix_hits")
 
@@ -88,7 +88,7 @@ def test_a_page_that_is_taken_back_later_is_no_hit_of_a_look_up():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_counter_is_the_fold_of_the_log_after_every_event(seed):
-    world = Simulation(seed, requests=6)
+    world = CalmSimulation(seed, requests=6)
     again, seen = Metrics(world.config), []
     record = world.coordinator._record
 

@@ -21,7 +21,7 @@ from hisparse.fsm.log import MemoryLog
 from hisparse.fsm.state import State, digest
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
 from hisparse.kv.coordinator import HiSparseCoordinator
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 PROMPT = list(range(12))  # three pages, three transfers at once
 
@@ -121,7 +121,7 @@ def test_orders_differ_in_their_hashes_where_totals_say_nothing():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_worker_of_any_pace_leaves_a_log_that_replays_to_every_hash(seed):
-    world = Simulation(seed, requests=6)  # how far its streams lag is drawn, too
+    world = CalmSimulation(seed, requests=6)  # how far its streams lag is drawn, too
     record, hashes = world.coordinator._record, []
 
     def hashed(event):

@@ -16,7 +16,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.machines import BlockRole, BlockState, PageState
 from hisparse.fsm.state import State
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 PROMPT = list(range(40))
 
@@ -61,7 +61,7 @@ def test_a_page_that_left_and_came_back_is_counted_where_its_events_say():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_after_every_event_of_any_run_both_pools_are_within_their_bounds(seed):
-    world = Simulation(seed, requests=6)
+    world = CalmSimulation(seed, requests=6)
     assert world.run().violation is None
     state = State(world.config)
     for seq, event in world.log.read(1):

@@ -20,7 +20,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.machines import BlockRole
 from hisparse.fsm.wire import TransferKind
-from hisparse.testing.simulator import Simulation
+from hisparse.testing.calm import CalmSimulation
 
 PROMPT = list(range(40))
 
@@ -95,7 +95,7 @@ def test_ranks_that_disagree_about_a_copy_release_each_lease_once(answers, order
 
 @pytest.mark.parametrize("seed", range(4))
 def test_in_any_world_each_release_has_its_acquire(seed):
-    world = Simulation(seed, requests=6)
+    world = CalmSimulation(seed, requests=6)
     assert world.run().violation is None and not unbalanced(world.log.read(1))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mutants import MUTANTS
 
-from hisparse.testing.simulator import simulate
+from hisparse.testing.calm import simulate
 
 SEEDS = 100
 

@@ -1,0 +1,162 @@
+"""`hisparse fuzz`: the simulator over many seeds, with the whole fault atlas. No torch.
+
+Exits 1 where a seed fails, or a mark of the atlas was hit by none; 0 otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.output import Progress, emit, emit_json, table
+from hisparse.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hisparse.testing.campaign import Campaign, Found
+    from hisparse.testing.simulator import SimulationResult
+
+SEEDS = "0..500"
+
+
+@click.command()
+@click.option(
+    "--seeds", metavar="A..B", help=f"Seeds from A up to, not with, B.  [default: {SEEDS}]"
+)
+@click.option("--seed", type=int, metavar="S", help="One seed again.")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps with faults, a seed.")
+@click.option("--minutes", type=click.FloatRange(0), metavar="M", help="Stop after so long.")
+@click.option("--ranks", type=click.IntRange(1, 3), help="Worker ranks.  [default: 1 to 3, drawn]")
+@click.option("--faults", default="", metavar="A,B,-C", help="Kinds or families; -C leaves out.")
+@click.option("--keep-logs", type=click.Path(path_type=Path), metavar="DIR", help="See above.")
+@click.option("--list", "listed", is_flag=True, help="Print the fault atlas and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def fuzz(
+    seeds: str | None,
+    seed: int | None,
+    steps: int | None,
+    minutes: float | None,
+    ranks: int | None,
+    faults: str,
+    keep_logs: Path | None,
+    listed: bool,
+    as_json: bool,
+) -> int:
+    """Run simulated worlds in which faults strike, and check everything in all of them.
+
+    Each seed draws its world, its operations and its faults; the same seed gives the same run. A
+    seed that fails is run again with less and less switched on. --keep-logs writes its log to
+    DIR/seed-S, for replay, check and why (with --seed: whatever came out). With --minutes alone,
+    seeds go on for as long. Exits 1 for a violation, and for marks of the atlas that no seed hit.
+
+    Example: hisparse fuzz --seed 7 --ranks 2
+    """
+    from hisparse.testing.atlas import select
+    from hisparse.testing.campaign import run_campaign
+    from hisparse.testing.swarm import STEPS
+
+    if seed is not None and (seeds is not None or minutes is not None):
+        raise ConfigError("--seed is one run: leave out --seeds and --minutes")
+    if listed:
+        emit_json({"faults": atlas_rows()}) if as_json else emit(atlas_text())
+        return 0
+    wanted, total = chosen_seeds(seeds, seed, minutes)
+    bar = Progress()
+    try:
+        campaign = run_campaign(
+            wanted,
+            kinds=select(faults),
+            ranks=ranks,
+            steps=steps if steps is not None else STEPS,
+            minutes=minutes,
+            progress=lambda c: bar("seeds", len(c.seeds), total),
+        )
+    finally:
+        bar.close()
+    if keep_logs is not None:
+        only = [campaign.last] if seed is not None else []
+        for result in [found.result for found in campaign.found] or only:
+            assert result is not None
+            keep(result, keep_logs)
+    emit_json(campaign.report()) if as_json else emit(as_text(campaign))
+    for found in campaign.found:
+        options = [f"--ranks {ranks}"] * bool(ranks) + [f"--steps {steps}"] * bool(steps)
+        options += [f"--faults {faults}"] * bool(faults)
+        tell(found, keep_logs, " ".join([f"hisparse fuzz --seed {found.result.seed}", *options]))
+    if campaign.marks_missing and not campaign.found:
+        say(f"marks that no seed hit: {', '.join(campaign.marks_missing)}; take more seeds")
+    return VIOLATION if campaign.red else 0
+
+
+def chosen_seeds(
+    seeds: str | None, seed: int | None, minutes: float | None
+) -> tuple[Iterable[int], int]:
+    """The seeds to run, and how many of them a bar should count. Raises ConfigError."""
+    if seed is not None:
+        return [seed], 1
+    if seeds is None and minutes is not None:
+        return count(), 0
+    first, dots, last = (seeds or SEEDS).partition("..")
+    if not (dots and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise ConfigError(
+            f"seeds={seeds!r} must be A..B, two whole numbers, A below B: use {SEEDS}"
+        )
+    return range(int(first), int(last)), int(last) - int(first)
+
+
+def atlas_rows() -> list[dict[str, object]]:
+    from hisparse.testing.atlas import ATLAS
+
+    return [
+        {"kind": kind, "family": fault.family, "rule": fault.rule, "marks": fault.all_marks()}
+        for kind, fault in ATLAS.items()
+    ]
+
+
+def atlas_text() -> list[str]:
+    """A kind a line under its family: what must still hold."""
+    lines, family = [], ""
+    for row in atlas_rows():
+        if row["family"] != family:
+            family = str(row["family"])
+            lines.append(family)
+        lines.append(f"  {row['kind']:<22} {row['rule']}")
+    return lines
+
+
+def as_text(campaign: Campaign) -> str:
+    report = campaign.report()
+    marks = report.pop("sometimes")
+    faults = report.pop("faults")
+    missing, violations = report.pop("marks_missing"), report.pop("violations")
+    report |= {"violations": len(violations), "marks_missing": len(missing)}
+    groups = {"campaign": report, "faults fired": faults, "survived": marks}
+    return table(groups)
+
+
+def keep(result: SimulationResult, directory: Path) -> None:
+    """Write the run's log below `directory`, as `hisparse run --log` would have. Raises ConfigError
+    where one lies there already."""
+    from hisparse.testing.logs import write_log
+
+    write_log(result, directory / f"seed-{result.seed}")
+
+
+def tell(found: Found, kept: Path | None, command: str) -> None:
+    """What failed, the least that shows it, and how to see it again."""
+    violation, seed = found.result.violation, found.result.seed
+    assert violation is not None
+    say(f"seed {seed}: {violation.invariant} at seq {violation.seq}: {violation.message}")
+    on = [*found.faults, *found.operations]
+    say(f"seed {seed}: it takes {', '.join(on) if on else 'no fault and no operation'}")
+    for text in found.witness():
+        say(f"seed {seed}:   {text}")
+    say(f"again: {command}")
+    where = (kept or Path("runs/fuzz")) / f"seed-{seed}"
+    if kept is None:
+        say(f"its log: {command} --keep-logs {where.parent}")
+    say(f"replay: hisparse replay {where} --at {max(violation.seq - 1, 0)}")

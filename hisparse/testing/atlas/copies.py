@@ -1,0 +1,65 @@
+"""Copies that fail on a rank: nothing of them written, or a part."""
+
+from __future__ import annotations
+
+from hisparse.fsm.machines import PageState
+from hisparse.fsm.wire import AnyTransfer, IndexTransfer, SparseKVPageTransfer, TransferKind
+from hisparse.testing.atlas.base import Fault
+from hisparse.testing.rank import SimRank
+
+VALID = (PageState.COMPLETED, PageState.PUBLISHED)
+
+
+class CopyFailed(Fault):
+    family = "copies"
+    kind = "copy_failed"
+    rule = "what a failed copy was to write never becomes valid, and is never found by prefix"
+    marks = ("copy_failed.to_host", "copy_failed.to_gpu", "copy_failed.suffix")
+
+    def copy_fails(self, rank: SimRank, transfer: AnyTransfer) -> bool:
+        if not self.strikes():
+            return False
+        self.spoil(rank, transfer)
+        index = isinstance(transfer, IndexTransfer)
+        restore = not index and transfer.kind is TransferKind.RESTORE  # type: ignore[union-attr]
+        to = "suffix" if index else "to_gpu" if restore else "to_host"
+        told = f"transfer {transfer.transfer} on rank {rank.number}"
+        self.fire(told, lambda: self._over(transfer), f"{self.kind}.{to}")
+        return True
+
+    def spoil(self, rank: SimRank, transfer: AnyTransfer) -> None:
+        """What the copy does before it fails: nothing."""
+
+    def _over(self, transfer: AnyTransfer) -> bool:
+        state = self.replica.state
+        if isinstance(transfer, SparseKVPageTransfer):
+            if transfer.kind is not TransferKind.RESTORE:
+                same = int(state.pages.epoch[transfer.host]) == transfer.host_epoch
+                valid = same and state.pages.state[transfer.host] in VALID
+                self.require(not valid, f"host page {transfer.host} of {transfer} is valid")
+            return transfer.transfer not in state.transfers
+        return transfer.transfer not in state.suffix_copies
+
+
+class CopyPartial(CopyFailed):
+    kind = "copy_partial"
+    rule = "a copy that wrote a part before it failed is as if it had written nothing"
+    marks = ("copy_partial.to_host", "copy_partial.to_gpu", "copy_partial.suffix")
+
+    def spoil(self, rank: SimRank, transfer: AnyTransfer) -> None:
+        """Its first layer, or its first index group, arrives."""
+        worker, copy = rank.worker, rank.device.kernels
+        if isinstance(transfer, IndexTransfer):
+            rows, tier = worker.geometry.page_size, worker.suffix[0]
+            first, block = transfer.slot * rows, worker.index.views[0]
+            there = (tier, transfer.suffix, 0), (block, transfer.block, first)
+            (a, b, c), (d, e, f) = there if transfer.load else reversed(there)
+            stream = rank.device.h2d if transfer.load else rank.device.d2h
+            stream.enqueue(lambda: copy.copy_slots(a, b, c, d, e, f, rows))
+            return
+        handle = worker.handles[0]
+        gpu, host = (handle.resident, transfer.block), (handle.runtime.host, transfer.host)
+        if transfer.kind is TransferKind.RESTORE:
+            rank.device.h2d.enqueue(lambda: copy.copy_block(*host, *gpu))
+        else:
+            rank.device.d2h.enqueue(lambda: copy.copy_block(*gpu, *host))

@@ -1,0 +1,30 @@
+"""A simulation's log as `hisparse run --log` would have left it, for the verbs that read logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hisparse.config import LogConfig
+from hisparse.errors import ConfigError
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log_history import STREAM
+from hisparse.fsm.log_open import open_log
+from hisparse.testing.simulator import SimulationResult
+
+
+def write_log(result: SimulationResult, directory: Path) -> None:
+    """Write it below `directory`. Raises ConfigError where a log lies there already."""
+    assert result.config is not None and result.log is not None
+    if any(directory.glob("*/*.seg")):
+        raise ConfigError(f"{str(directory)!r} already holds a log: give an empty directory")
+    log = open_log(
+        LogConfig(mode="disk", dir=directory),
+        Codec(EVENT_TYPES),
+        stream=STREAM,
+        config_json=result.config.model_dump_json(),
+        clock=lambda: 0.0,
+    )
+    for _, event in result.log.read(1):
+        log.append(event)
+    log.close()

@@ -1,0 +1,312 @@
+"""SimReplica: one replica of a simulation, and every operation that can be done to it.
+
+Owns the production coordinator, connector, serving loop and log, one to three `SimRank` around
+production workers, a virtual clock, and the tallies. Each public verb is one operation: a seeded
+driver (`hisparse.testing.simulator`) and a state machine of a property test call the same ones.
+After any of them `check` says whether everything still holds.
+
+    submit  step  abort  preempt  stop  reset  sleep  wake_up        what an engine does
+    check                                                            raises InvariantViolation
+
+In a step, the command goes into every rank's inbox; ranks run when they are not behind, in any
+order; what they say goes through their channels, and reaches the scheduler in a later step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hisparse.config import HiSparseConfig
+from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
+from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.device.rows import StepRows
+from hisparse.engine.loop import ReferenceEngine
+from hisparse.engine.served import Served
+from hisparse.engine.trace import WorkloadRequest
+from hisparse.errors import InvariantViolation
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.cursor import LogCursor
+from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.fold import evolve
+from hisparse.fsm.log import EventLog, MemoryLog
+from hisparse.fsm.state import State, digest
+from hisparse.fsm.wire import AnyTransfer
+from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.testing.atlas.base import Fault, Incident
+from hisparse.testing.losses import Losses
+from hisparse.testing.rank import RankDevice, SimRank, Task
+from hisparse.testing.tagged import Seen, TaggedModel
+from hisparse.testing.worlds import EOS, Workload
+
+SETTLE_STEPS_MAX = 600  # of the liveness phase
+STEP_MS = 10
+COPY_LOSSES = ("copy_failed", "copy_partial")
+
+
+class SimReplica:
+    """One scheduler, `config.ranks` worker ranks, and what lies between.
+
+    Args:
+        config: sizes and policy; its `ranks` is how many workers there are.
+        seed: of everything that is drawn here. Any hashable text.
+        lags: how far each rank's streams hang back (`SimDevice`).
+        faults: rate by kind of the atlas; kinds that are missing are off.
+        tides: a few long requests among short ones (`worlds.Workload`).
+        check_every: steps from one look at the whole state to the next.
+    """
+
+    def __init__(
+        self,
+        config: HiSparseConfig,
+        seed: str,
+        *,
+        lags: Sequence[float] = (0.5,),
+        faults: Mapping[str, float] | None = None,
+        check_every: int = 1,
+        tides: bool = False,
+    ) -> None:
+        from hisparse.testing.atlas import ATLAS  # its kinds speak of replicas
+
+        self.config = config
+        self.seed = seed
+        self.rng = random.Random(f"{seed} replica")
+        self.lags = [lags[n % len(lags)] for n in range(config.ranks)]
+        self.check_every = check_every
+        self.now = 0  # steps of this replica, over restarts of its scheduler
+        self.calm = False  # no fault strikes any more
+        self.fired: Counter[str] = Counter()
+        self.sometimes: Counter[str] = Counter()
+        self.incidents: list[Incident] = []
+        self.seen = Seen()
+        longest = config.schedule.max_model_len
+        self.workload = Workload(random.Random(f"{seed} workload"), longest, tides)
+        self.model = TaggedModel(config, random.Random(f"{seed} model"))
+        self.faults: list[Fault] = [
+            ATLAS[kind](self, rate, random.Random(f"{seed} fault {kind}"))
+            for kind, rate in sorted((faults or {}).items())
+            if rate > 0
+        ]
+        self.seen.tolerates_faults = any(fault.kind in COPY_LOSSES for fault in self.faults)
+        self._message_faults = self._with("message")
+        self._copy_faults = self._with("copy_fails")
+        self._command_faults = self._with("command")
+        self._strikers = self._with("strike")
+        self.log: EventLog = MemoryLog(None)
+        self.served = 0  # requests that came to an end of any kind
+        self.ranks = [self.make_rank(n) for n in range(config.ranks)]
+        self._open(HiSparseCoordinator(config, self.log))
+
+    def _with(self, hook: str) -> list[Fault]:
+        return [f for f in self.faults if getattr(type(f), hook) is not getattr(Fault, hook)]
+
+    def _open(self, coordinator: HiSparseCoordinator, at_seq: int = 0) -> None:
+        """A scheduler process begins, around `coordinator`."""
+        self.coordinator = coordinator
+        self.connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator)
+        self.engine = ReferenceEngine(
+            coordinator,
+            self.connector,
+            self,
+            eos=EOS,
+            step_ms=STEP_MS,
+            drafts=self.model.drafts,
+        )
+        self.losses = Losses(coordinator, self.seen)
+        self._codec = Codec(EVENT_TYPES)
+        self._shadow = State(self.config)
+        self._cursor = LogCursor(self.log, 0)
+        self._done_before = self.served
+
+    def make_device(self, number: int, life: int = 0) -> RankDevice:
+        seed = random.Random(f"{self.seed} device {number} {life}").randrange(1 << 31)
+        return RankDevice(seed, self.lags[number])
+
+    def make_rank(self, number: int, **more: Any) -> SimRank:
+        """A worker process for rank `number` begins. Raises what its start raises."""
+        device = self.make_device(number, more.get("worker_epoch", 1))
+        box: list[SimRank] = []
+
+        def copy_fault(transfer: AnyTransfer) -> bool:
+            return any(fault.copy_fails(box[0], transfer) for fault in self._copy_faults)
+
+        rank = SimRank(
+            self.config,
+            number,
+            device,
+            self.seen,
+            self.seed,
+            copy_fault=copy_fault if self._copy_faults else None,
+            **more,
+        )
+        box.append(rank)
+        return rank
+
+    @property
+    def state(self) -> State:
+        return self.coordinator.state
+
+    # -- operations -------------------------------------------------------------------------------
+    def submit(self, work: WorkloadRequest) -> Served:
+        """A client asks."""
+        return self.engine.submit(work)
+
+    def abort(self, served: Served) -> None:
+        """Its client goes away."""
+        self.engine.abort(served)
+
+    def preempt(self, served: Served) -> bool:
+        """It leaves the GPU and comes back at the end of the queue; False where it cannot now."""
+        if not self.state.requests[served.key].live:
+            return False
+        self.engine.preempt(served)
+        return True
+
+    def stop(self, served: Served) -> bool:
+        """Its client has enough: it ends with the tokens that it has; False before the first."""
+        return self.engine.stop(served)
+
+    def reset(self) -> bool:
+        return self.coordinator.reset_prefix_cache()
+
+    def sleep(self, level: int) -> bool:
+        return self.coordinator.sleep(level)
+
+    def wake_up(self) -> None:
+        self.coordinator.wake_up()
+
+    def step(self) -> None:
+        """One scheduler step and what follows from it; raises InvariantViolation."""
+        self.now += 1
+        self.coordinator.tick(self.now * STEP_MS * 1000)
+        self.engine.step()
+        self.served = self._done_before + len(self.engine.done)
+        self.losses.check()
+        self._raise_first()
+        if self.now % self.check_every == 0:
+            self.check()
+        for fault in self._strikers:
+            fault.strike()
+        self._look_at_incidents()
+
+    def cease(self) -> None:
+        """Faults are over, from here on: what they held is let go of, ranks catch up."""
+        self.calm = True
+        for fault in self.faults:
+            fault.cease()
+        for rank in self.ranks:
+            rank.behind_until = rank.channel.held_until = 0
+            rank.pace_units = 2000
+
+    def settle(self) -> None:
+        """The liveness phase: serve all that is there to its end. Raises InvariantViolation
+        ``progress`` if it does not end, ``survives`` for a fault that was not survived."""
+        self.cease()
+        state = self.state
+        for _ in range(SETTLE_STEPS_MAX):
+            if self.coordinator.is_sleeping:
+                self.wake_up()
+            state = self.state
+            busy = self.engine.live or state.requests or state.transfers or state.suffix_copies
+            if not busy and not any(rank.inbox or len(rank.channel) for rank in self.ranks):
+                break
+            self.step()
+        else:
+            held = [f"{key[0]}/{key[1]} {r.state.name}" for key, r in state.requests.items()]
+            text = f"{SETTLE_STEPS_MAX} steps after the last fault these do not end: {held}, "
+            text += f"transfers {sorted(state.transfers)}"
+            raise InvariantViolation("progress", text, seq=state.seq)
+        for rank in self.ranks:
+            rank.device.synchronize(None)
+        self.step()  # says what ended last
+        self.step()  # takes it in
+        self.check()
+        self._look_at_incidents()
+        if self.incidents:
+            first = self.incidents[0]
+            text = f"{first.kind} in step {first.step} was not survived: {first.told}"
+            raise InvariantViolation("survives", text, seq=state.seq)
+        self._nothing_left()
+
+    def _nothing_left(self) -> None:
+        """Nobody holds anything: both tiers can be emptied, and ranks give all memory back."""
+        if not self.reset():
+            text = "requests are gone, and the caches cannot be emptied: something is still leased"
+            raise InvariantViolation("conservation", text, seq=self.state.seq)
+        self.check()
+        for rank in self.ranks:
+            rank.connector.shutdown()
+            left = rank.device.statistics()["allocated_bytes"]
+            if left:
+                text = f"rank {rank.number} holds {left} B after its shutdown"
+                raise InvariantViolation("conservation", text, seq=self.state.seq)
+
+    # -- the model's side of a step: `engine.loop.Runner` -----------------------------------------
+    def execute(
+        self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
+        task = Task(meta, self.model.prepare(self.engine, rows), self.connector.position)
+        order = self.ranks
+        if len(order) > 1:
+            order = self.rng.sample(order, len(order))
+        messages: list[bytes] = []
+        for rank in order:
+            rank.inbox.append(task)
+            for fault in self._command_faults:
+                fault.command(rank)
+            rank.run(self.now)
+            self._send(rank)
+            messages += map(msgspec.msgpack.encode, rank.channel.take(self.now))
+        chosen = self.model.choose(tokens, rows, sampled)
+        logits = np.zeros((len(chosen), 0), dtype=np.float32)
+        if not messages:
+            return chosen, logits, KVConnectorOutput()
+        packed = msgspec.msgpack.encode(tuple(map(msgspec.Raw, messages)))
+        return chosen, logits, KVConnectorOutput(packed)
+
+    def _send(self, rank: SimRank) -> None:
+        message = rank.worker.poll()
+        if message is None:
+            return
+        for fault in self._message_faults:
+            instead = fault.message(rank, message)
+            if instead is not None:
+                for delay, part in instead:
+                    rank.channel.send(part, self.now + delay)
+                return
+        rank.channel.send(message, self.now)
+
+    # -- checks -----------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Every invariant of the state, and `replay_equal`: the events since the last look,
+        written, read back and folded, give the live state byte for byte."""
+        coordinator, codec = self.coordinator, self._codec
+        assert coordinator.checker is not None
+        coordinator.checker.state(coordinator.state)
+        self._raise_first()
+        for seq, event in self._cursor.take():
+            evolve(self._shadow, codec.decode(*codec.encode(event)), seq)  # type: ignore[arg-type]
+        replayed, live = digest(self._shadow), coordinator.digest()
+        if replayed != live:
+            text = f"step {coordinator.state.step}: the fold gives {replayed}, live is {live}"
+            raise InvariantViolation("replay_equal", text, seq=coordinator.state.seq)
+
+    def _raise_first(self) -> None:
+        assert self.coordinator.checker is not None
+        self.coordinator.checker.raise_first()
+
+    def _look_at_incidents(self) -> None:
+        if not self.incidents:
+            return
+        still = []
+        for incident in self.incidents:
+            if incident.survived():
+                self.sometimes[incident.mark] += 1
+            else:
+                still.append(incident)
+        self.incidents = still
