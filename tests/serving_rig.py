@@ -20,6 +20,7 @@ from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.runner import TieredRunner
 from hisparse.engine.tiered import TieredCache
 from hisparse.engine.verify import LiveChecks
+from hisparse.engine.watch import StepWatch
 from hisparse.fsm.log import MemoryLog
 
 PAGE, LONGEST = 8, 120
@@ -69,7 +70,7 @@ def serve(
         live.probe_tables,
         spec=spec,
         fixed=FixedDecode(config, model, cache, spec=spec) if fixed else None,
-        check=check,
+        watch=StepWatch(replica.worker, model.device, check=check) if check else None,
     )
     engine = ReferenceEngine(
         replica.coordinator, replica.scheduler, runner, eos=model.eos, drafts=runner.drafts

@@ -28,7 +28,7 @@ from hisparse.engine.loop import Peaks, ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.report import served_figures, verified_figures
-from hisparse.engine.runner import RecordedRunner, RowCheck, TieredRunner
+from hisparse.engine.runner import RecordedRunner, TieredRunner
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
 from hisparse.engine.served import Served
@@ -36,6 +36,7 @@ from hisparse.engine.tiered import TieredCache
 from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.engine.verify import ContentOracle, LiveChecks
+from hisparse.engine.watch import StepWatch
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES, Event
@@ -175,13 +176,11 @@ class Job:
         oracle, live = ContentOracle(expected), LiveChecks(coordinator, worker)
         selections = self._recorder(replica)
 
-        def on_begin() -> None:
-            if verify:
-                live.probe_tables()
-            if selections is not None:
-                selections.begin_step()
-
-        runner = self._runner(replica, on_begin, oracle if verify else None)
+        watch = None
+        if verify or selections is not None:
+            check = oracle if verify else None
+            watch = StepWatch(worker, self.model.device, check=check, recorder=selections)
+        runner = self._runner(replica, live.probe_tables if verify else None, watch)
         engine = ReferenceEngine(
             coordinator,
             replica.scheduler,
@@ -225,10 +224,10 @@ class Job:
         return report
 
     def _runner(
-        self, replica: LocalReplica, on_begin: Callable[[], None], check: RowCheck | None
+        self, replica: LocalReplica, on_begin: Callable[[], None] | None, watch: StepWatch | None
     ) -> TieredRunner:
-        spec, verify = self.config.spec, check is not None
-        cache = TieredCache(replica.worker, self.model.device, keep=verify)
+        spec, verify = self.config.spec, self.config.verify
+        cache = TieredCache(replica.worker, self.model.device, keep=watch is not None)
         fixed = None
         if self.capture is not None:
             fixed = FixedDecode(
@@ -241,7 +240,7 @@ class Job:
             on_begin,
             spec=spec,
             fixed=fixed,
-            check=check,
+            watch=watch,
             logits=verify,
         )
 
@@ -265,7 +264,8 @@ class Job:
             return None
         log = self._open_log(SELECTIONS, (SelectionsTaken,))
         one_in = self.config.record_selections
-        return SelectionRecorder(replica.worker, replica.coordinator.state, log, one_in)
+        page_size = self.hisparse.pools.page_size
+        return SelectionRecorder(replica.coordinator.state, page_size, log, one_in)
 
     # -- the resident baseline --------------------------------------------------------------------
     def _resident(self, served: list[Served]) -> dict[str, Any]:

@@ -20,13 +20,11 @@ import torch
 
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
-from hisparse.engine.accelerator import Fetch, as_tensor, forbid_waiting, upload
+from hisparse.engine.accelerator import Fetch, forbid_waiting, upload
 from hisparse.engine.fixed import Answer, Answered, FixedDecode
 from hisparse.engine.reference import Model
 from hisparse.engine.speculate import newest_tokens
-from hisparse.engine.tiered import TieredCache
-
-RowCheck = Callable[[int, StepRows, np.ndarray, np.ndarray], None]
+from hisparse.engine.tiered import Gathered, TieredCache
 
 
 class TieredRunner:
@@ -36,8 +34,8 @@ class TieredRunner:
         on_begin: called after the step's command was handed over, before its first access.
         spec: drafts that `model`, which then has a draft head, proposes for each sampling request.
         fixed: runs the decode steps that have one of its shapes.
-        check: called with (layer, rows, top-k, gathered bytes) of each gather, when the step's
-            device work is done; the cache has to `keep` them.
+        watch: called with what was gathered, when the step's device work is done; the cache has to
+            `keep` it.
         logits: bring logits to the host; without, they come back as [n, 0].
     """
 
@@ -50,7 +48,7 @@ class TieredRunner:
         spec: int = 0,
         *,
         fixed: FixedDecode | None = None,
-        check: RowCheck | None = None,
+        watch: Callable[[Sequence[Gathered]], None] | None = None,
         logits: bool = True,
     ) -> None:
         self.spec = spec
@@ -60,7 +58,7 @@ class TieredRunner:
         self.connector = connector
         self.on_begin = on_begin
         self.fixed = fixed
-        self.check = check
+        self.watch = watch
         self.logits = logits
         self.steps = {"eager": 0, "fixed": 0}  # that computed rows
 
@@ -70,7 +68,8 @@ class TieredRunner:
         at = np.array(sampled, dtype=np.int64)
         with self.cache.worker.device.on_compute():
             chosen, logits, self._drafts = self._run(meta, tokens, rows, at)
-            self._check_gathered()
+            if self.watch is not None:
+                self.watch(self.cache.gathered)
             self.connector.wait_for_save()
         return chosen, logits, self.connector.get_output()
 
@@ -119,16 +118,6 @@ class TieredRunner:
         with forbid_waiting(self.model.device):
             fetch = Fetch(self.model.propose(newest, places, self.cache, self.spec))
         return dict(zip(places.rows.tolist(), fetch.result()[0].tolist(), strict=True))
-
-    def _check_gathered(self) -> None:
-        """Hand on what was gathered, without the padding."""
-        if self.check is None:
-            return
-        for layer, rows, top_k, data in self.cache.gathered:
-            places = (as_tensor(a, self.model.device) for a in (rows.rows, rows.positions))
-            owners, at, selected, read = Fetch(*places, top_k, data).result()
-            real = owners >= 0
-            self.check(layer, StepRows(owners[real], at[real]), selected[real], read[real])
 
 
 class RecordedRunner:

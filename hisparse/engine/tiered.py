@@ -26,6 +26,8 @@ class Gathered(NamedTuple):
     rows: StepRows
     top_k: torch.Tensor
     data: torch.Tensor
+    plan: Any
+    """a leader's plan; None of a follower"""
 
 
 class TieredCache(FixedKV):
@@ -88,7 +90,9 @@ class TieredCache(FixedKV):
         pending = self.worker.handles[layer].gather(self._rows, given)
         out = as_tensor(pending.result(), self.device)
         if self.keep:
-            self.gathered.append(Gathered(layer, self._rows, self._selection, out))
+            group = self.worker.handles[layer].runtime.group
+            plan = None if top_k is None else group.calls[-1].plan
+            self.gathered.append(Gathered(layer, self._rows, self._selection, out, plan))
         return out
 
     def _given(self, tensor: torch.Tensor) -> Any:
