@@ -5,11 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hisparse.bench.measure import Case, as_json, as_table
 from hisparse.cli.errors import say
+from hisparse.config import GIB
+
+if TYPE_CHECKING:
+    from hisparse.device.cuda.host_memory import Progress
 
 
 def _report(measure: Callable[[Path], list[Case]], json: bool) -> None:
@@ -147,3 +152,27 @@ def resolver(row_bytes: int, hot_rows: int, slab_gib: float, runs: int, json: bo
 
     shape = Shape(row_bytes=row_bytes, hot_rows=hot_rows, slab_gib=slab_gib)
     _report(lambda _: bench_resolver(shape, runs=runs), json)
+
+
+@bench.command()
+@click.option("--gib", type=click.FloatRange(0, min_open=True), default=8, show_default=True)
+@_runs
+@_json
+def host_pool(gib: float, runs: int, json: bool) -> None:
+    """Pinning a host pool for a GPU in the background: its time, and launches beside it.
+
+    Example: hisparse bench host-pool --gib 24
+    """
+    from hisparse.bench.host_pool import bench_host_pool
+
+    tenths = 0
+
+    def tell(progress: Progress) -> None:
+        nonlocal tenths
+        done, total = progress.registered_bytes, progress.total_bytes
+        if 10 * done // total > tenths:
+            tenths = 10 * done // total
+            took = f"{progress.elapsed_s:.2f} s"
+            say(f"pinned {done / GIB:.2f} of {total / GIB:.2f} GiB after {took}")
+
+    _report(lambda _: bench_host_pool(gib, runs=runs, on_progress=tell), json)

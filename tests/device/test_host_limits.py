@@ -159,7 +159,9 @@ def test_the_gpus_node_and_its_cpus_are_read(tmp_path):
     root = machine(tmp_path, TWO_NODES | {at: "1\n"})
     assert gpu_node(GPU, root) == 1 and node_cpus(1, root) == {4, 5, 6, 8}
     assert read_limits(root).nodes == {0: 2 * MIB, 1: 3 * MIB}
-    assert near_gpu(GPU, read_limits(root), root).node == 1
+    near = near_gpu(GPU, read_limits(root), 3 * MIB, root)
+    assert near.node == 1 and near.why == f"node 1, next to GPU {GPU}"
+    assert "as far as its" in near_gpu(GPU, read_limits(root), 4 * MIB, root).why
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_the_gpus_node_and_its_cpus_are_read(tmp_path):
 )
 def test_memory_that_cannot_be_near_the_gpu_says_why(tmp_path, extra, why):
     root = machine(tmp_path, TWO_NODES | node(2, 1024, "9") | extra)
-    placement = near_gpu(GPU, read_limits(root), root)
+    placement = near_gpu(GPU, read_limits(root), MIB, root)
     assert placement.node is None and why in placement.why
 
 

@@ -186,6 +186,32 @@ def test_what_somebody_was_told_to_be_ready_stays_pinned_until_release():
     assert driver.registered == {}
 
 
+def test_who_waits_hears_of_a_failure_when_the_unwinding_is_over():
+    class Slow(Driver):
+        let = threading.Semaphore(0)
+
+        def unregister(self, address):
+            assert self.let.acquire(timeout=30)
+            super().unregister(address)
+
+    driver, heard = Slow(most=2), []
+
+    def waits():
+        with pytest.raises(DeviceError):
+            memory.wait()
+        heard.append(dict(driver.registered))
+
+    memory = pinned(3 * PIECE, driver)
+    waiter = threading.Thread(target=waits)
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive() and not memory.ready(0, 1)
+    driver.let.release(2)
+    waiter.join()
+    assert heard == [{}]
+    memory.release()
+
+
 @pytest.mark.skipif(not LINUX, reason="nothing says what is resident")
 def test_unwinding_gives_the_pages_back():
     before, size = resident_bytes(), 64 << 20
@@ -337,6 +363,13 @@ def test_pages_are_bound_to_the_node_and_the_share_that_lies_there_is_told():
     else:
         assert share in (None, 1.0)
     assert host_pages.share_on(memory.address, 8 * PIECE, 63) in (None, 0.0)
+    memory.release()
+
+
+def test_a_kernel_without_huge_pages_is_no_error(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
+    memory = pinned(PIECE, Driver())
+    memory.wait()
     memory.release()
 
 

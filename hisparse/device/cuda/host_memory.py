@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hisparse.config import GIB
 from hisparse.device.cuda import host_pages
 from hisparse.device.cuda.host_pages import Placement
 from hisparse.device.cuda.host_pieces import Piece, Pieces
@@ -33,7 +32,7 @@ from hisparse.device.host_demand import check_pool, suspects
 from hisparse.device.host_limits import HostLimits, gib, read_limits
 from hisparse.errors import DeviceError, UsageError
 
-PIECE_BYTES = GIB
+PIECE_BYTES = 256 << 20  # registering holds the process's mmap lock, 1 ms for 25 MiB
 THREADS_MAX = 4
 
 _kept: list[mmap.mmap] = []  # mappings that the driver would not let go
@@ -101,8 +100,7 @@ class HostMemory:
                 f"{what}: {gib(mapped)} could not be mapped: {error.strerror}; "
                 f"{suspects(limits(), mapped)}"
             ) from error
-        for advice in ("MADV_DONTFORK", "MADV_DONTDUMP"):  # a child's copy would move our pages
-            self._map.madvise(getattr(mmap, advice))
+        host_pages.advise(self._map)
         self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, dtype=np.uint8)
         self.address = int(self._bytes.ctypes.data)
         self._changed = threading.Condition()
@@ -212,12 +210,12 @@ class HostMemory:
         """The lock is held."""
         if self._state == "pinned":
             return True
-        if self._error is not None:
+        if self._state == "failed":
             raise DeviceError(str(self._error)) from self._error
         if self._state != "pinning":
             raise UsageError(f"{self.what}: it is {self._state}, nothing of it is pinned")
-        if any(piece.state != "registered" for piece in pieces):
-            return False
+        if self._error is not None or any(piece.state != "registered" for piece in pieces):
+            return False  # with an error: not before the unwinding is over
         for piece in pieces:
             piece.told = True
         return True
@@ -328,7 +326,7 @@ def pinned_memory(
         registrar,
         fill=fill,
         granule_bytes=granule_bytes,
-        placement=host_pages.near_gpu(registrar.pci_bus_id, limits),
+        placement=host_pages.near_gpu(registrar.pci_bus_id, limits, size_bytes),
         on_progress=on_progress,
         what=what,
     )

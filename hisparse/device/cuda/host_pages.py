@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hisparse.device.host_limits import HostLimits, gpu_node, node_cpus
+from hisparse.device.host_limits import HostLimits, gib, gpu_node, node_cpus
 from hisparse.errors import DeviceError
 
 _CALLS = {"x86_64": {"mbind": 237, "move_pages": 279}, "aarch64": {"mbind": 235, "move_pages": 239}}
 _MPOL_PREFERRED = 1
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_CHUNK_BYTES = 8 << 20  # faulting in holds the process's mmap lock, 1 ms for 3 MiB of small pages
 _SAMPLE_PAGES = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,8 +42,10 @@ class Placement:
     why: str = "anywhere"
 
 
-def near_gpu(pci_bus_id: str, limits: HostLimits, root: Path = Path("/")) -> Placement:
-    """The placement next to the GPU at `pci_bus_id`, or why there is none."""
+def near_gpu(
+    pci_bus_id: str, limits: HostLimits, size_bytes: int, root: Path = Path("/")
+) -> Placement:
+    """The placement of `size_bytes` next to the GPU at `pci_bus_id`, or why there is none."""
     if len(limits.nodes) < 2:
         return Placement(why="one NUMA node is all that this process may use")
     node = gpu_node(pci_bus_id, root)
@@ -51,7 +54,23 @@ def near_gpu(pci_bus_id: str, limits: HostLimits, root: Path = Path("/")) -> Pla
     if node not in limits.nodes:
         return Placement(why=f"the cpuset of this process excludes node {node} of the GPU")
     cpus = node_cpus(node, root) & os.sched_getaffinity(0)
-    return Placement(node, cpus, f"node {node}, next to GPU {pci_bus_id}")
+    why, free = f"node {node}, next to GPU {pci_bus_id}", limits.nodes[node]
+    if free < size_bytes:
+        why += f", as far as its {gib(free)} reach"
+    return Placement(node, cpus, why)
+
+
+def advise(memory: mmap.mmap) -> None:
+    """Huge pages where the kernel has them (half the time to fault in and to pin), no copy for
+    children (theirs would be copy on write, and move our pages from under the GPU), no core dump.
+    """
+    for advice in (mmap.MADV_DONTFORK, mmap.MADV_DONTDUMP):
+        memory.madvise(advice)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel built without them
+            raise
 
 
 def bind(address: int, size: int, node: int) -> str | None:
@@ -79,12 +98,14 @@ def populate(address: int, size: int, array: np.ndarray) -> None:
 
     Raises DeviceError with the kernel's name for what it refused.
     """
-    if not _libc.madvise(address, size, _POPULATE_WRITE):
-        return
-    code = ctypes.get_errno()
-    if code != errno.EINVAL:  # a kernel that knows the advice and cannot follow it
-        raise DeviceError(f"madvise(MADV_POPULATE_WRITE): {os.strerror(code)}")
-    array[:: mmap.PAGESIZE] = 0
+    for offset in range(0, size, _CHUNK_BYTES):
+        part = min(_CHUNK_BYTES, size - offset)
+        if not _libc.madvise(address + offset, part, _POPULATE_WRITE):
+            continue
+        code = ctypes.get_errno()
+        if code != errno.EINVAL:  # a kernel that knows the advice and cannot follow it
+            raise DeviceError(f"madvise(MADV_POPULATE_WRITE): {os.strerror(code)}")
+        array[offset : offset + part : mmap.PAGESIZE] = 0
 
 
 def share_on(address: int, size: int, node: int) -> float | None:
