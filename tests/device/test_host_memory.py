@@ -294,7 +294,7 @@ def test_release_in_the_middle_of_pinning_ends_after_the_piece_under_way():
     ending.start()
     while not memory._stopping:
         ending.join(0.001)
-    driver.go.release()
+    driver.go.release(10)
     ending.join()
     assert len(driver.order) <= 2 and driver.registered == {}
     memory.release()
