@@ -294,7 +294,8 @@ def test_the_disk_is_synced_as_asked(tmp_path, fsync, syncs):
 
 def test_an_event_that_cannot_be_encoded_changes_nothing(tmp_path):
     log = opened(tmp_path)
-    for bad in (Paged(0, (object(),)), "text", Paged(0, tuple(range(2**32, 2**32 + 2_000_000)))):
+    large = Paged(0, tuple(range(2**32, 2**32 + 2_000_000)))
+    for bad in (Paged(0, (object(),)), "text", large, UnknownEvent(0x10000, b"")):
         with pytest.raises((UsageError, LogError)):
             log.append(bad)
     fill(log, 2)
