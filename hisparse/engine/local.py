@@ -16,6 +16,8 @@ from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
 from hisparse.device.backend import Device, Sink
+from hisparse.device.host_demand import check_node
+from hisparse.device.host_limits import read_limits
 from hisparse.device.rows import StepRows
 from hisparse.device.transfers import CopyFault
 from hisparse.device.worker import HiSparseWorker
@@ -30,7 +32,8 @@ class LocalReplica:
     """One scheduler and one worker rank.
 
     Args:
-        config: sizes and policy; refused with CapacityError if one request could not fit.
+        config: sizes and policy; refused with CapacityError if one request could not fit, or, where
+            host pools are pinned, if those of all ranks do not fit this node.
         log: the scheduler's log (default: a ring in memory).
         device: the backend (default: ``cpu``).
         sink: gets the rank's own events.
@@ -48,6 +51,8 @@ class LocalReplica:
     ) -> None:
         self.config = check_capacity(config)
         self.device = device if device is not None else open_device("cpu")
+        if self.device.name == "cuda":  # its host pools are pinned: no byte more than there is
+            check_node(config, read_limits())
         self.coordinator = HiSparseCoordinator(
             config, log if log is not None else MemoryLog(config.log.ring_events)
         )

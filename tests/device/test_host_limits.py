@@ -8,11 +8,13 @@ import pytest
 from device_rig import make_config
 
 from hisparse.config import GIB
+from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.cuda.host_pages import near_gpu
 from hisparse.device.cuda.host_register import try_memlock
 from hisparse.device.host_demand import check_node, check_pool, suspects
 from hisparse.device.host_limits import RESERVE_BYTES, gpu_node, node_cpus, read_limits
 from hisparse.device.layout import Geometry
+from hisparse.engine import local
 from hisparse.errors import CapacityError, DeviceError
 
 MIB = 1 << 20
@@ -265,6 +267,22 @@ def test_pools_that_stand_already_are_not_asked_for_twice(tmp_path):
     with pytest.raises(CapacityError):
         check_node(config, limits, replicas=3)
     assert check_node(config, limits, replicas=3, standing_bytes=standing).replicas == 3
+
+
+class Pinning(SimDevice):
+    """Says that it pins, and lets nobody."""
+
+    name = "cuda"
+
+    def allocate_pinned(self, *args, **kwargs):
+        raise AssertionError("a pool was taken before the node was checked")
+
+
+def test_a_replica_checks_the_node_before_it_takes_a_pool(tmp_path, monkeypatch):
+    limits = read_limits(machine(tmp_path, {}))
+    monkeypatch.setattr(local, "read_limits", lambda: limits)
+    with pytest.raises(CapacityError, match=r"1 replica\(s\) x 2 host pool\(s\) of 20 GiB = 40"):
+        local.LocalReplica(node_config(20, ranks=2), device=Pinning())
 
 
 # -- memlock, tried --------------------------------------------------------------------------------
