@@ -15,6 +15,7 @@ from hisparse.config import (
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.engine.builtin import EOS
 from hisparse.engine.fixed import FixedDecode
+from hisparse.engine.graph import GraphCapture
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.runner import TieredRunner
@@ -62,6 +63,7 @@ def serve(
     device = device or SimDevice(seed=1, lag=0.5)
     replica = LocalReplica(check_capacity(config), device=device, log=MemoryLog(None))
     live = LiveChecks(replica.coordinator, replica.worker)
+    capture = GraphCapture() if model.device.type == "cuda" else None
     cache = TieredCache(replica.worker, model.device, keep=check is not None)
     runner = TieredRunner(
         model,
@@ -69,7 +71,7 @@ def serve(
         replica.rank,
         live.probe_tables,
         spec=spec,
-        fixed=FixedDecode(config, model, cache, spec=spec) if fixed else None,
+        fixed=FixedDecode(config, model, cache, spec=spec, capture=capture) if fixed else None,
         watch=StepWatch(replica.worker, model.device, check=check) if check else None,
     )
     engine = ReferenceEngine(

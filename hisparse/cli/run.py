@@ -202,7 +202,7 @@ GROUPS = {
     "suffix_copies_failed hot_hits hot_misses "
     "hot_hit_rate host_rows_read copies_failed",
     "log": "events log_bytes state_digest",
-    "device": "steps_eager steps_replayed graphs_captured graph_nodes kernel_launches",
+    "device": "steps_eager steps_replayed graphs_captured graph_nodes_max kernel_launches",
 }
 
 

@@ -7,6 +7,7 @@ pinned memory of torch's allocator, in the order of the current stream; the only
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,7 +72,9 @@ def forbid_waiting(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # once, that this mode may overlook something
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -14,21 +14,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hisparse.config import HiSparseConfig, LogConfig, ceil_div
+from hisparse.config import HiSparseConfig, ceil_div
 from hisparse.config_check import checked_config
 from hisparse.config_packing import packed
-from hisparse.connector.base import KVConnectorRole
-from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import open_device
 from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.fixed import FixedDecode, refuse_wide_span
 from hisparse.engine.graph import GraphCapture
 from hisparse.engine.local import LocalReplica
-from hisparse.engine.loop import Peaks, ReferenceEngine
+from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
 from hisparse.engine.report import served_figures, verified_figures
-from hisparse.engine.runner import RecordedRunner, TieredRunner
+from hisparse.engine.resident import ResidentBaseline
+from hisparse.engine.runner import TieredRunner
 from hisparse.engine.selections import STREAM as SELECTIONS
 from hisparse.engine.selections import SelectionRecorder, SelectionsTaken
 from hisparse.engine.served import Served
@@ -40,11 +39,10 @@ from hisparse.engine.watch import StepWatch
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES, Event
-from hisparse.fsm.log import EventLog, MemoryLog
+from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_open import open_log
 from hisparse.fsm.snapshot import snapshot
-from hisparse.kv.coordinator import HiSparseCoordinator
 
 Progress = Callable[[str, int, int], None]
 
@@ -256,7 +254,7 @@ class Job:
             assert self.capture.replays == runner.steps["fixed"]
             figures["steps_replayed"] = self.capture.replays
             figures["graphs_captured"] = len(self.capture.nodes)
-            figures["graph_nodes"] = sum(self.capture.nodes)
+            figures["graph_nodes_max"] = max(self.capture.nodes, default=0)
         return figures
 
     def _recorder(self, replica: LocalReplica) -> SelectionRecorder | None:
@@ -267,44 +265,19 @@ class Job:
         page_size = self.hisparse.pools.page_size
         return SelectionRecorder(replica.coordinator.state, page_size, log, one_in)
 
-    # -- the resident baseline --------------------------------------------------------------------
-    def _resident(self, served: list[Served]) -> dict[str, Any]:
+    def _resident(self, served: list[Served]) -> dict[str, int]:
         start = time.perf_counter()
-        tokens = {r.request: r.tokens for r in served}
-        bounded = self._resident_peaks(tokens, self.hisparse.pools.gpu_blocks)
-        pages = sum(
-            ceil_div(len(work.prompt) + work.max_new, self.config.page_size) + 1
-            for work in self.workload
-        )
-        unbounded = self._resident_peaks(tokens, 2 * pages + 2)
-        self.seconds["resident"] = time.perf_counter() - start
-        return {
-            "concurrent_requests_resident": bounded.concurrent_requests,
-            "peak_gpu_blocks_resident": unbounded.gpu_blocks,
-        }
-
-    def _resident_peaks(self, tokens: dict[str, list[int]], gpu_blocks: int) -> Peaks:
-        """Peaks of a scheduler without offload that serves the tokens of the verified run."""
-        policy = self.hisparse.policy.model_copy(update={"name": "resident"})
-        pools = self.hisparse.pools.model_copy(update={"gpu_blocks": gpu_blocks})
-        config = self.hisparse.model_copy(
-            update={"policy": policy, "pools": pools, "checks": "off", "log": LogConfig(mode="off")}
-        )
-        coordinator = HiSparseCoordinator(config, MemoryLog(0))
-
-        def next_token(row: int, position: int) -> int:
-            known = tokens[coordinator.state.request_of(row).request]
-            return known[position + 1] if position + 1 < len(known) else 0
-
-        engine = ReferenceEngine(
-            coordinator,
-            HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator),
-            RecordedRunner(next_token),
+        baseline = ResidentBaseline(
+            self.hisparse,
+            self.workload,
+            served,
             eos=self.model.eos,
             step_ms=self.config.step_ms,
+            abort_at=self.aborts,
         )
-        engine.run(self.workload, abort_at=self.aborts)
-        return engine.peaks
+        figures = baseline.figures()
+        self.seconds["resident"] = time.perf_counter() - start
+        return figures
 
 
 def succeeded(report: dict[str, Any]) -> bool:

@@ -8,11 +8,12 @@ without padding. The step itself pays for none of it but the memory that holds i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from hisparse.device.backend import Resolver
 from hisparse.device.plan import Plan
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
@@ -46,6 +47,12 @@ class StepWatch:
         self.check, self.recorder = check, recorder
         self._worker, self._device = worker, torch.device(device)
         self._leads = {group.layers[0]: group.group for group in worker.groups}
+        if recorder is not None and self._device.type == "cuda":
+            requests = worker.config.schedule.max_requests
+            for layer in self._leads:
+                runtime = worker.handles[layer].runtime
+                counting = _CountingMisses(cast(Resolver, runtime.resolver), requests, self._device)
+                runtime.resolver = cast(Resolver, counting)
 
     def __call__(self, gathered: Sequence[Gathered]) -> None:
         sent = []
@@ -77,17 +84,8 @@ class StepWatch:
             return dict
         if isinstance(plan, Plan):
             return lambda: self._missed_by_blocks(plan)
-        lines = [(self._tensor(call.rows), self._tensor(call.count)) for call in plan.calls]
-        fetches = [Fetch(*line) for line in lines]
-
-        def missed() -> dict[int, int]:
-            found: dict[int, int] = {}
-            for rows, counts in (fetch.result() for fetch in fetches):
-                for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-                    found[row] = found.get(row, 0) + (count & 0xFFFFFFFF)  # below the call's epoch
-            return found
-
-        return missed
+        fetch = Fetch(plan.misses)
+        return lambda: dict(enumerate(fetch.result()[0].tolist()))
 
     def _missed_by_blocks(self, plan: Plan) -> dict[int, int]:
         """By whose hot blocks the plan copies to."""
@@ -99,3 +97,18 @@ class StepWatch:
             for block in (wave.destinations // size).tolist():
                 found[owner[block]] = found.get(owner[block], 0) + 1
         return found
+
+
+class _CountingMisses:
+    """A leader's resolver on a GPU, whose plans count the misses of each request row there."""
+
+    def __init__(self, inner: Resolver, requests: int, device: torch.device) -> None:
+        self._inner, self._requests, self._device = inner, requests, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def plan(self, rows: StepRows, top_k: Any, step: int) -> Any:
+        plan = self._inner.plan(rows, top_k, step)
+        plan.misses = torch.zeros(self._requests, dtype=torch.int32, device=self._device)
+        return plan
