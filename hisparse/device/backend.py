@@ -73,6 +73,10 @@ class Resolver(Protocol):
 
     @property
     def state_bytes(self) -> int: ...
+    def begin_step(self, step: int) -> None:
+        """Calls that follow are of `step`; told between steps, not inside an op."""
+        ...
+
     def plan(self, rows: StepRows, selection: Array, step: int) -> Any: ...
     def forget_rows(self, rows: Sequence[int]) -> None: ...
     def forget_slots(self, row: int, first: int, last: int) -> None: ...
@@ -124,6 +128,9 @@ class Kernels(Protocol):
     def read_prefix(
         self, view: PagedCacheView, table: Array, row: int, length: int, owner: str
     ) -> Array: ...
+    def read_prefixes(
+        self, view: PagedCacheView, table: Array, rows: StepRows, limit: int, owner: str
+    ) -> Array: ...
     def replay(self, plan: Any, tiers: Sequence[Tiers], member: int) -> Array:
         """Bring the plan's missed rows of layer `member` of the group in and copy its selection
         out: uint8 ``[n, k, row_bytes]``, zeros for padding."""
@@ -160,7 +167,10 @@ class Device(Protocol):
     @property
     def h2d(self) -> Stream: ...
     @property
-    def kernels(self) -> Kernels: ...
+    def kernels(self) -> Any:
+        """`Kernels`; plans and states are of its own kinds."""
+        ...
+
     def allocate(self, size_bytes: int, fill: int = 0) -> Array:
         """uint8 ``[size_bytes]`` on the device."""
         ...
@@ -170,8 +180,9 @@ class Device(Protocol):
         up there are at least `guard` more zeros behind each row in memory, or none at all."""
         ...
 
-    def allocate_pinned(self, size_bytes: int, fill: int = 0) -> Array:
-        """uint8 ``[size_bytes]`` of pinned host memory that the device can read."""
+    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Array:
+        """uint8 ``[size_bytes]`` of pinned host memory that the device can read. One copy moves
+        some of `granule` bytes, counted from the start, and never more."""
         ...
 
     def discard(self, array: Array) -> None:

@@ -153,6 +153,17 @@ class IndexCache:
         table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
         return self._device.produce(lambda: kernels.read_prefix(view, table, row, length, owner))
 
+    def prefixes(self, group: int, rows: StepRows, limit: int) -> Pending:
+        """Indexer rows of positions ``[0, limit)`` for each token of `rows`, zeros behind its own
+        position: uint8 ``[n, limit, bytes]``. Its shape does not depend on what is cached."""
+        view = self._view(group)
+        most = self._tables.entries[Table.INDEX] * view.span.rows_per_block
+        check_step_rows(rows)
+        if not 0 <= limit <= most:
+            raise UsageError(f"prefixes(limit={limit}): at most {most} positions a row")
+        table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
+        return self._device.produce(lambda: kernels.read_prefixes(view, table, rows, limit, owner))
+
     def _view(self, group: int) -> PagedCacheView:
         if not 0 <= group < len(self.views):
             raise UsageError(f"group={group} must be in 0..{len(self.views) - 1}")

@@ -96,6 +96,8 @@ class Geometry:
     hot_rows: int
     top_k: int
     suffix_pages: int = 0
+    checks: bool = False
+    """whether the device looks for what cannot be: bounds, and checksums of rows"""
 
     @classmethod
     def of(cls, config: HiSparseConfig) -> Geometry:
@@ -117,6 +119,7 @@ class Geometry:
             hot_rows=config.policy.hot_rows if config.offload else 0,
             top_k=config.policy.top_k,
             suffix_pages=config.suffix_pages,
+            checks=config.checks == "on",
         )
         assert geometry.page_bytes * geometry.layers <= geometry.block_bytes
         assert geometry.index_pages * geometry.index_page_bytes <= geometry.block_bytes

@@ -50,6 +50,8 @@ class IndexGroup:
         self.step = step
         self.calls = []
         self.replayed = dict.fromkeys(self.layers[1:], 0)
+        if self.leader is not None:
+            self.leader.begin_step(step)
 
     def check_replayed(self) -> None:
         """Raise UsageError if a follower left out a plan: its hot rows would go stale."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import msgspec
 
@@ -76,7 +77,9 @@ class HiSparseWorker:
         copy_fault: CopyFault | None = None,
     ) -> None:
         self.config = config
-        self.geometry = Geometry.of(config)
+        geometry = Geometry.of(config)
+        # Where copies are made to fail, bytes that nobody wrote are read, and thrown away later.
+        self.geometry = replace(geometry, checks=geometry.checks and copy_fault is None)
         self.device = device
         self.rank = rank
         self.worker_epoch = worker_epoch
@@ -88,9 +91,13 @@ class HiSparseWorker:
         poisoned = config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES
         self._fill = fill = POISON if poisoned else 0
         self.gpu_pool: Array = device.allocate(self.geometry.gpu_pool_bytes, fill)
-        self.host_pool: Array = device.allocate_pinned(self.geometry.host_pool_bytes, fill)
+        self.host_pool: Array = device.allocate_pinned(
+            self.geometry.host_pool_bytes, fill, self.geometry.page_bytes
+        )
         self.suffix_pool: Array | None = (
-            device.allocate_pinned(suffix_bytes, fill) if suffix_bytes else None
+            device.allocate_pinned(suffix_bytes, fill, self.geometry.index_page_bytes)
+            if suffix_bytes
+            else None
         )
         self.tables = DeviceTables(self.geometry, device)
         cache = bind_cache(

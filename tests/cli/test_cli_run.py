@@ -114,7 +114,7 @@ def test_exit_code_1_if_it_does_not_verify(monkeypatch, small_report, broken):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--device", "tpu"], ["'tpu'", "use one of cpu (cuda: not built yet)"]),
+        (["--device", "tpu"], ["'tpu'", "use one of cpu, cuda"]),
         (["--device", "rocm"], ["ROCm is refused"]),
         (["--top-k", 64, "--hot-rows", 32], ["hot_rows=32", "top_k=64"]),
         (["--spec", 65], ["spec=65", "less than or equal to 64"]),

@@ -1,7 +1,8 @@
 """A small worker with real bytes, and an oracle that shares nothing with it.
 
 A row's bytes are a function of (request row, layer, position); blocks and pages are set up by
-writing those bytes into the pools directly.
+writing those bytes into the pools directly. `BACKEND` is set by the fixture `backend` of
+conftest.py; `plain` is how a test looks at an array of either backend.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from hisparse.config import (
     PoolConfig,
     ScheduleConfig,
 )
-from hisparse.device.cpu.streams import SimDevice
+from hisparse.device import open_device
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
+from hisparse.errors import HiSparseError
 from hisparse.fsm.wire import (
     SparseKVOffloadCommand,
     SparseKVPageTransfer,
@@ -26,8 +28,10 @@ from hisparse.fsm.wire import (
     TransferKind,
 )
 
+BACKEND = "cpu"
+OPEN = []  # rigs whose memory has to be unpinned before its addresses are used again
 PAGE = 4
-ROW_BYTES = 8
+ROW_BYTES = 16
 GIB = 1 << 30
 PAGES, REQUESTS = 4, 3  # what `place_pages` sets up
 SPAN = PAGES * PAGE
@@ -48,7 +52,7 @@ def make_config(
 
 
 def content(row, layer, position):
-    """uint8 [8]: never zero, different for every (row, layer, position)."""
+    """uint8 [16]: never zero, different for every (row, layer, position)."""
     value = (layer + 1) << 48 | (row + 1) << 24 | (int(position) + 1)
     return np.frombuffer(value.to_bytes(ROW_BYTES, "little"), dtype=np.uint8)
 
@@ -58,7 +62,7 @@ def contents(row, layer, positions):
 
 
 def expect(rows, top_k, layer):
-    """What a gather must return: uint8 [n, k, 8]."""
+    """What a gather must return: uint8 [n, k, 16]."""
     out = np.zeros((*top_k.shape, ROW_BYTES), dtype=np.uint8)
     for i, row in enumerate(rows):
         for j, position in enumerate(top_k[i]):
@@ -67,8 +71,24 @@ def expect(rows, top_k, layer):
     return out
 
 
+def plain(array):
+    """As numpy, once the device has done all that it was given. None stays None."""
+    if array is None or isinstance(array, np.ndarray):
+        return array
+    import torch
+
+    torch.cuda.synchronize()
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array.get()
+
+
+def value(pending):
+    """What a `Pending` gave, as numpy."""
+    return plain(pending.result())
+
+
 def step_rows(rows, positions=None):
-    positions = [0] * len(rows) if positions is None else positions
+    """By default the tokens lie behind everything that they could select."""
+    positions = [SPAN * 2] * len(rows) if positions is None else positions
     return StepRows(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int64))
 
 
@@ -92,10 +112,19 @@ class Rig:
 
     def __init__(self, config=None, seed=0, lag=0.5, without=None, sink=None, copy_fault=None):
         self.config = config or make_config()
-        self.device = SimDevice(seed=seed, lag=lag)
+        self.device = open_device(BACKEND, seed=seed, lag=lag)
         self.worker = HiSparseWorker(self.config, self.device, sink=sink, copy_fault=copy_fault)
         knock_out(self.worker.transfers, without)
         self.step = 0
+        if BACKEND != "cpu":
+            OPEN.append(self)
+
+    def close(self):
+        """Give all memory back, whatever became of the test."""
+        try:
+            self.worker.shutdown()
+        except HiSparseError:  # a fault of the device that the test did not ask for; told once
+            self.worker.shutdown()
 
     def command(self, **fields):
         seq = self.worker.to_seq
@@ -135,7 +164,21 @@ class Rig:
         for layer in self.layers:
             runtime = self.worker.handles[layer].runtime
             view = runtime.hot if tier == "gpu" else runtime.host
-            view.array[ident] = contents(row, layer, range(page * PAGE, (page + 1) * PAGE))
+            rows = contents(row, layer, range(page * PAGE, (page + 1) * PAGE))
+            view.array[ident] = rows if isinstance(view.base, np.ndarray) else self.upload(rows)
+
+    def upload(self, array):
+        """On the device, when it returns."""
+        made = self.device.upload(array)
+        self.device.torch.cuda.synchronize()
+        return made
+
+    def positions_of(self, layer):
+        """int ``[requests, hot_rows]`` of a leader: the position in each hot slot, or -1."""
+        resolver = self.worker.handles[layer].runtime.resolver
+        if self.device.name == "cpu":
+            return resolver.positions
+        return plain(resolver.state[1])[:, : self.config.policy.hot_rows]
 
 
 def resident(row, page, *ids):

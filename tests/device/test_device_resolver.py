@@ -17,11 +17,16 @@ from device_rig import (
     hot,
     make_config,
     place_pages,
+    plain,
     step_rows,
+    value,
 )
 from resolver_reference import ReferenceResolver
 
 from hisparse.errors import DeviceError, InvariantViolation, UsageError
+from hisparse.fsm.wire import Table
+
+on_both = pytest.mark.usefixtures("backend")
 
 
 def on_host(hot_rows=8, top_k=4, rows=1, seed=0):
@@ -37,7 +42,7 @@ def on_host(hot_rows=8, top_k=4, rows=1, seed=0):
 
 def resolve(rig, rows, top_k):
     pending = rig.gather(step_rows(rows), np.array(top_k))
-    return {layer: value.result() for layer, value in pending.items()}
+    return {layer: value(made) for layer, made in pending.items()}
 
 
 def counts(rig):
@@ -45,6 +50,7 @@ def counts(rig):
     return s["hits"], s["misses"], s["resident"]
 
 
+@on_both
 def test_all_misses_then_all_hits():
     rig = on_host()
     resolve(rig, [0], [[0, 5, 10, 15]])
@@ -53,12 +59,13 @@ def test_all_misses_then_all_hits():
     assert counts(rig) == (4, 4, 0)
 
 
+@on_both
 def test_padding_gives_zeros_and_touches_nothing():
     rig = on_host()
     out = resolve(rig, [0, -1], [[-1] * 4, [3, 2, 1, 0]])
     assert all((value == 0).all() for value in out.values())
     assert counts(rig) == (0, 0, 0)
-    assert (rig.worker.handles[0].runtime.resolver.positions == -1).all()
+    assert (rig.positions_of(0) == -1).all()
 
 
 def test_duplicates_share_a_slot_and_count_once():
@@ -66,9 +73,10 @@ def test_duplicates_share_a_slot_and_count_once():
     out = resolve(rig, [0], [[7, 7, 7, 7]])
     assert (out[0] == content(0, 0, 7)).all()
     assert counts(rig) == (0, 1, 0)
-    assert (rig.worker.handles[0].runtime.resolver.positions[0] >= 0).sum() == 1
+    assert (rig.positions_of(0)[0] >= 0).sum() == 1
 
 
+@on_both
 def test_a_selection_as_large_as_the_hot_region():
     rig = on_host(hot_rows=4, top_k=4)
     for first in (0, 4, 8):
@@ -77,6 +85,7 @@ def test_a_selection_as_large_as_the_hot_region():
     assert counts(rig) == (0, 12, 0)
 
 
+@on_both
 def test_a_hit_outranks_a_miss_of_the_same_step():
     rig = on_host(hot_rows=2, top_k=1)
     resolve(rig, [0], [[0]])  # slot 0, miss
@@ -86,9 +95,10 @@ def test_a_hit_outranks_a_miss_of_the_same_step():
     rig.end()
     rig.begin()
     resolve(rig, [0], [[2]])
-    assert rig.worker.handles[0].runtime.resolver.positions[0].tolist() == [0, 2]
+    assert rig.positions_of(0)[0].tolist() == [0, 2]
 
 
+@on_both
 def test_a_row_takes_no_victim_that_it_hits_itself():
     """Both slots were last used as hits in this very step; only the row's own use tells them."""
     rig = on_host(hot_rows=2, top_k=2)
@@ -98,15 +108,21 @@ def test_a_row_takes_no_victim_that_it_hits_itself():
     rows, top = [0, 0], np.array([[0, 1], [0, 2]])
     out = resolve(rig, rows, top)
     assert (out[0] == expect(rows, top, 0)).all()
-    assert rig.worker.handles[0].runtime.resolver.positions[0].tolist() == [0, 2]
+    assert rig.positions_of(0)[0].tolist() == [0, 2]
 
 
+@on_both
 def test_the_next_wave_may_reuse_slots_only_after_they_are_gathered():
     rig = on_host(hot_rows=4, top_k=2)
     rows, top = [0] * 5, np.array([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
     out = resolve(rig, rows, top)
     for layer in rig.layers:
         assert (out[layer] == expect(rows, top, layer)).all()
+
+
+def test_waves_are_as_many_rows_as_fit():
+    rig = on_host(hot_rows=4, top_k=2)
+    resolve(rig, [0] * 5, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
     waves = rig.worker.groups[0].calls[0].plan.waves
     assert [wave.rows.tolist() for wave in waves] == [[0, 1], [2, 3], [4]]
 
@@ -130,7 +146,7 @@ def test_a_position_with_no_copy_is_refused_by_name_and_changes_nothing():
         rig.device.synchronize()
     with pytest.raises(DeviceError, match="position 9"):
         pending.result()
-    assert (rig.worker.handles[1].runtime.resolver.positions == -1).all()
+    assert (rig.positions_of(1) == -1).all()
 
 
 def test_a_host_row_without_a_hot_region_is_refused():
@@ -141,18 +157,21 @@ def test_a_host_row_without_a_hot_region_is_refused():
         resolve(rig, [0], [[3]])
 
 
+@on_both
 def test_a_reset_row_forgets_its_hot_rows():
     rig = on_host(rows=2)
     resolve(rig, [0, 1], [[0, 1], [2, 3]])
     rig.end()
     rig.begin(resets=(0,))
     rig.device.synchronize()
-    resolver = rig.worker.handles[0].runtime.resolver
-    assert (resolver.positions[0] == -1).all() and (resolver.hot_map[0] == -1).all()
-    assert set(resolver.positions[1].tolist()) == {2, 3, -1}
-    assert all((rig.worker.tables[t][0] == 0).all() for t in range(4))
+    positions = rig.positions_of(0)
+    assert (positions[0] == -1).all() and set(positions[1].tolist()) == {2, 3, -1}
+    if rig.device.name == "cpu":
+        assert (rig.worker.handles[0].runtime.resolver.hot_map[0] == -1).all()
+    assert all((plain(rig.worker.tables[t])[0] == 0).all() for t in Table)
 
 
+@on_both
 def test_rows_from_a_replaced_host_page_are_read_again():
     rig = on_host()
     resolve(rig, [0], [[4, 5, 8]])
@@ -161,10 +180,11 @@ def test_rows_from_a_replaced_host_page_are_read_again():
     rig.begin(tables=(host(0, 1, 50),))
     out = resolve(rig, [0], [[4, 8]])
     assert (out[0][0, 0] == content(2, 0, 4)).all()
-    assert rig.worker.handles[0].runtime.resolver.positions[0, :3].tolist() == [4, -1, 8]
+    assert rig.positions_of(0)[0, :3].tolist() == [4, -1, 8]
     assert counts(rig) == (1, 4, 0)  # 8 was kept, 4 came again
 
 
+@on_both
 def test_slots_of_a_replaced_hot_block_are_forgotten():
     rig = on_host()
     resolve(rig, [0], [[0, 1, 2, 3]])
@@ -176,6 +196,7 @@ def test_slots_of_a_replaced_hot_block_are_forgotten():
     assert counts(rig) == (1, 7, 0)
 
 
+@on_both
 def test_followers_replay_what_they_would_have_resolved():
     """The same layers, once as followers and once each its own leader, give the same bytes."""
     rng = np.random.default_rng(5)
@@ -196,11 +217,13 @@ def test_followers_replay_what_they_would_have_resolved():
         for layer in range(3):
             assert (values[0][layer] == values[1][layer]).all()
     led, own = (
-        np.stack([r.worker.handles[i].runtime.hot.array[30:32] for i in range(3)]) for r in rigs
+        np.stack([plain(r.worker.handles[i].runtime.hot.array)[30:32] for i in range(3)])
+        for r in rigs
     )
     assert (led == own).all()
 
 
+@on_both
 def test_followers_own_no_replacement_state():
     rig = Rig()
     for handle in rig.worker.handles:
@@ -208,6 +231,7 @@ def test_followers_own_no_replacement_state():
         assert handle.runtime.is_leader or handle.runtime.resolver is None
 
 
+@on_both
 def test_a_follower_cannot_run_before_its_leader():
     rig = on_host()
     with pytest.raises(UsageError, match="leader 0 has not resolved in step 1"):
@@ -218,6 +242,7 @@ def test_a_follower_cannot_run_before_its_leader():
         rig.worker.handles[0].gather(step_rows([0]))
 
 
+@on_both
 def test_a_step_cannot_end_while_a_follower_owes_a_replay():
     rig = on_host()
     rig.worker.handles[0].gather(step_rows([0]), np.array([[1]]))
@@ -225,6 +250,26 @@ def test_a_step_cannot_end_while_a_follower_owes_a_replay():
         rig.end()
     rig.worker.handles[2].gather(step_rows([0]))
     rig.end()
+
+
+@on_both
+def test_resolve_says_where_the_rows_are():
+    rig = on_host(hot_rows=8, top_k=4)
+    top = np.array([[3, -1, 9, 3], [0, 4, 8, 12]])
+    for layer in (0, 2):
+        handle = rig.worker.handles[layer]
+        places = value(handle.resolve(step_rows([0, 0]), None if layer else top))
+        rows = plain(handle.resident.rows)
+        got = np.where((places >= 0)[:, :, None], rows[places], 0)
+        assert (places[0, 1] == -1) and (got == expect([0, 0], top, layer)).all()
+
+
+@on_both
+def test_resolve_refuses_what_does_not_fit_together():
+    rig = on_host(hot_rows=4, top_k=2)
+    top = np.array([[0, 1], [2, 3], [4, 5]])
+    with pytest.raises((UsageError, DeviceError), match="waves: gather"):
+        rig.worker.handles[1].resolve(step_rows([0] * 3), top).result()
 
 
 def test_on_done_runs_in_the_op_with_the_array():

@@ -7,6 +7,7 @@ from device_rig import (
     PAGE,
     PAGES,
     REQUESTS,
+    ROW_BYTES,
     SPAN,
     Rig,
     content,
@@ -14,8 +15,10 @@ from device_rig import (
     host,
     make_config,
     place_pages,
+    plain,
     resident,
     step_rows,
+    value,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +61,7 @@ def check_state(rig, reference):
             kept = resolver.hot_map[row]
             assert {int(p): int(kept[p]) for p in np.flatnonzero(kept >= 0)} == inverse
             for layer in group:
-                array = rig.worker.handles[layer].runtime.hot.array
+                array = plain(rig.worker.handles[layer].runtime.hot.array)
                 for slot, position in enumerate(held):
                     if position >= 0:
                         where = divmod(reference.locate(row, slot), PAGE)
@@ -100,8 +103,8 @@ def test_resolver_is_the_reference(run, seed):
         pending = rig.gather(step_rows(rows), top)
         rig.end()
         answers = reference.resolve(rows, picks, rig.step)
-        for layer, value in pending.items():
-            assert (value.result() == expect(rows, top, layer)).all()
+        for layer, made in pending.items():
+            assert (value(made) == expect(rows, top, layer)).all()
         for group in rig.worker.groups:
             plan = group.calls[0].plan
             for i, line in enumerate(answers):
@@ -111,4 +114,4 @@ def test_resolver_is_the_reference(run, seed):
     for group, layers in enumerate(rig.config.layout.index_groups):
         counts = rig.worker.group_statistics(group)
         assert counts["host_rows"] == len(reference.host_reads) * len(layers)
-        assert counts["host_bytes"] == counts["host_rows"] * 8
+        assert counts["host_bytes"] == counts["host_rows"] * ROW_BYTES

@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from device_rig import (
     PAGE,
+    ROW_BYTES,
     Rig,
     contents,
     expect,
     host,
     make_config,
     page_rows,
+    plain,
     resident,
     restore,
     spill,
     step_rows,
+    value,
 )
 
 from hisparse.device import open_device
@@ -35,11 +38,14 @@ from hisparse.fsm.wire import (
     TableUpdate,
 )
 
+on_both = pytest.mark.usefixtures("backend")
+
 
 def kinds(message):
     return [(ack.kind.name, ack.ident) for ack in message.acks] if message else []
 
 
+@on_both
 def test_a_gap_in_the_log_is_reported_and_nothing_applied():
     rig = Rig()
     rig.run_step(tables=(resident(0, 0, 1),))
@@ -48,9 +54,10 @@ def test_a_gap_in_the_log_is_reported_and_nothing_applied():
         rig.worker.begin_step(command)
     rig.device.synchronize()
     assert rig.worker.to_seq == 1
-    assert rig.worker.tables[Table.RESIDENT][0, 0] == 1
+    assert plain(rig.worker.tables[Table.RESIDENT])[0, 0] == 1
 
 
+@on_both
 def test_a_command_applied_twice_is_refused():
     rig = Rig()
     command = rig.command()
@@ -60,6 +67,7 @@ def test_a_command_applied_twice_is_refused():
         rig.worker.begin_step(command)
 
 
+@on_both
 def test_a_command_of_another_worker_epoch_is_refused():
     with pytest.raises(ProtocolError, match="worker epoch 7, this is epoch 1"):
         Rig().worker.begin_step(SparseKVOffloadCommand(1, 7, 0, 1))
@@ -92,6 +100,7 @@ def test_what_does_not_exist_is_refused_before_anything_is_queued(fields):
     assert rig.worker.to_seq == 0 and rig.device.compute.idle
 
 
+@on_both
 def test_steps_must_pair():
     rig = Rig()
     rig.begin()
@@ -111,6 +120,7 @@ def test_enqueued_at_once_completed_and_retired_when_seen():
     assert kinds(rig.worker.poll()) == queued + seen
 
 
+@on_both
 def test_steps_retire_in_order_and_after_their_restores():
     for seed in range(50):
         rig = Rig(seed=seed, lag=0.7)
@@ -125,6 +135,7 @@ def test_steps_retire_in_order_and_after_their_restores():
             assert places == sorted(places)
 
 
+@on_both
 def test_acknowledgements_are_sent_until_a_command_says_they_were_taken():
     rig = Rig()
     rig.run_step(transfers=(spill(1, 1, 1),))
@@ -137,6 +148,7 @@ def test_acknowledgements_are_sent_until_a_command_says_they_were_taken():
     assert again.first_seq == 3 and again.acks[0] == first.acks[2]
 
 
+@on_both
 def test_a_command_cannot_have_taken_what_was_never_sent():
     rig = Rig()
     with pytest.raises(ProtocolError, match="taken up to 4, this rank sent 0"):
@@ -144,6 +156,7 @@ def test_a_command_cannot_have_taken_what_was_never_sent():
     assert rig.worker.to_seq == 0
 
 
+@on_both
 def test_a_failed_copy_leaves_its_destination_untouched():
     rig = Rig(copy_fault=lambda transfer: transfer.transfer == 1)
     rig.put("gpu", 0, 0, 1)
@@ -163,18 +176,20 @@ def test_a_failed_copy_leaves_its_destination_untouched():
     assert (host_view[2] == contents(0, 0, range(PAGE, 2 * PAGE))).all()
 
 
+@on_both
 def test_poison_fills_the_block_and_the_page_and_nothing_else():
     rig = Rig()
     rig.run_step(poison_blocks=(3, 5), poison_hosts=(2,))
     rig.device.synchronize()
     size = rig.config.block_bytes
-    blocks = rig.worker.gpu_pool.reshape(-1, size)
+    blocks = plain(rig.worker.gpu_pool).reshape(-1, size)
     assert set(np.flatnonzero((blocks == 0xDB).all(axis=1))) == {3, 5}
     assert (blocks == 0xDB).sum() == 2 * size
-    pages = rig.worker.host_pool.reshape(rig.config.layout.layers, -1, PAGE * 8)
+    pages = rig.worker.host_pool.reshape(rig.config.layout.layers, -1, PAGE * ROW_BYTES)
     assert (pages[:, 2] == 0xDB).all() and (pages == 0xDB).sum() == pages[:, 2].size
 
 
+@on_both
 def test_a_write_without_a_block_raises_in_stream_order():
     rig = Rig()
     rig.begin(tables=(resident(0, 0, 1),))
@@ -182,9 +197,10 @@ def test_a_write_without_a_block_raises_in_stream_order():
     rig.worker.handles[1].write(page_rows(0, 1), contents(0, 1, range(PAGE)))
     with pytest.raises(InvariantViolation, match="table_truth: row 0, position 4, layer 1"):
         rig.device.synchronize()
-    assert (rig.worker.handles[1].resident.array[0] == 0).all()
+    assert (plain(rig.worker.handles[1].resident.array)[0] == 0).all()
 
 
+@on_both
 def test_a_write_goes_where_the_table_points_when_it_runs():
     rig = Rig(lag=1.0)
     rig.begin(tables=(resident(0, 0, 1),))
@@ -194,10 +210,11 @@ def test_a_write_goes_where_the_table_points_when_it_runs():
     rig.write_page(0, 0)
     rig.end()
     rig.device.synchronize()
-    array = rig.worker.handles[2].resident.array
+    array = plain(rig.worker.handles[2].resident.array)
     assert (array[1] == array[2]).all() and (array[1] == contents(0, 2, range(PAGE))).all()
 
 
+@on_both
 def test_index_rows_are_read_back_over_block_edges_and_copied_by_page():
     rig = Rig(make_config(pages=24))
     span = rig.worker.geometry.index_pages * PAGE
@@ -208,17 +225,19 @@ def test_index_rows_are_read_back_over_block_edges_and_copied_by_page():
     for group, values in data.items():
         rig.worker.index.write(group, rows, values)
     for group, values in data.items():
-        assert (rig.worker.index.keys(group, 1, length).result() == values).all()
+        assert (value(rig.worker.index.keys(group, 1, length)) == values).all()
     rig.end()
     copy = IndexCopy(4, 1, 6, 0, 2)
     rig.begin(tables=(TableUpdate(Table.INDEX, 2, 0, (6,)),), index_copies=(copy,))
     for group, values in data.items():
-        copied = rig.worker.index.keys(group, 2, 2 * PAGE).result()
+        copied = value(rig.worker.index.keys(group, 2, 2 * PAGE))
         assert (copied == values[PAGE : 3 * PAGE]).all()
     with pytest.raises(InvariantViolation, match="always_readable: row 0"):
         rig.worker.index.keys(0, 0, 1).result()
+        rig.device.synchronize()
 
 
+@on_both
 def test_the_event_stream_shows_each_wait_before_the_access_it_guards():
     seen = []
     rig = Rig(sink=seen.append)
@@ -251,11 +270,13 @@ def test_the_event_stream_shows_each_wait_before_the_access_it_guards():
     assert acks[0].kind == AckKind.ENQUEUED and acks[0].cause == 1
 
 
+@on_both
 def test_with_checks_on_a_pool_starts_as_poison():
     rig = Rig(make_config(checks="on"))
-    assert (rig.worker.gpu_pool == 0xDB).all() and (rig.worker.host_pool == 0xDB).all()
+    assert (plain(rig.worker.gpu_pool) == 0xDB).all() and (rig.worker.host_pool == 0xDB).all()
 
 
+@on_both
 def test_shutdown_is_idempotent_and_final():
     rig = Rig()
     rig.worker.shutdown()
@@ -265,6 +286,7 @@ def test_shutdown_is_idempotent_and_final():
         rig.worker.begin_step(rig.command())
 
 
+@on_both
 def test_the_worker_registers_the_very_handles_that_were_bound():
     rig = Rig()
     handles = rig.worker.handles
@@ -276,6 +298,7 @@ def test_the_worker_registers_the_very_handles_that_were_bound():
         rig.worker.bind(Rig().worker.handles)
 
 
+@on_both
 def test_without_offload_there_is_no_host_pool_and_no_hot_state():
     config = make_config()
     policy = config.policy.model_copy(update={"name": "resident"})
@@ -283,16 +306,14 @@ def test_without_offload_there_is_no_host_pool_and_no_hot_state():
     rig.begin(tables=(resident(0, 0, 1),))
     rig.write_page(0, 0)
     top = np.array([[0, 3, -1]])
-    for layer, value in rig.gather(step_rows([0]), top).items():
-        assert (value.result() == expect([0], top, layer)).all()
+    for layer, pending in rig.gather(step_rows([0]), top).items():
+        assert (value(pending) == expect([0], top, layer)).all()
     assert rig.worker.statistics()["state_bytes"] == 0
 
 
 def test_backends_are_named():
     assert open_device("cpu", seed=3).name == "cpu"
-    with pytest.raises(DeviceError, match=r"not built yet|ROCm"):
-        open_device("cuda")
     with pytest.raises(DeviceError, match="ROCm is refused"):
         open_device("rocm")
-    with pytest.raises(ConfigError, match=r"use one of cpu \(cuda: not built yet\)"):
+    with pytest.raises(ConfigError, match="use one of cpu, cuda"):
         open_device("tpu")

@@ -70,6 +70,17 @@ class CpuKernels:
         out: U8 = view.array[blocks].reshape(-1, view.span.row_bytes)[:length]
         return out
 
+    def read_prefixes(
+        self, view: PagedCacheView, table: I32, rows: StepRows, limit: int, owner: str
+    ) -> U8:
+        """Positions ``[0, limit)`` for each row, zeros behind its own: uint8 [n, limit, bytes]."""
+        out = np.zeros((len(rows.rows), limit, view.span.row_bytes), dtype=np.uint8)
+        for i, (row, position) in enumerate(zip(rows.rows, rows.positions, strict=True)):
+            if row >= 0:
+                length = min(int(position) + 1, limit)
+                out[i, :length] = self.read_prefix(view, table, int(row), length, owner)
+        return out
+
     def replay(self, plan: Plan, tiers: Sequence[Tiers], member: int) -> U8:
         """Bring the plan's missed rows in and gather: uint8 ``[n, k, row_bytes]``.
 

@@ -70,6 +70,9 @@ class CpuResolver:
         """Entries resolved so far, each position of a row once."""
         return {"hits": self.hits, "misses": self.misses, "resident": self.resident}
 
+    def begin_step(self, step: int) -> None:
+        """Each plan is told its step."""
+
     # -- forgetting ------------------------------------------------------------------------------
     def forget_rows(self, rows: Sequence[int]) -> None:
         """The request rows are handed on: found through slot -> position, not by a map scan."""

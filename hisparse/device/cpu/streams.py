@@ -164,7 +164,9 @@ class SimDevice:
     def release(self, array: npt.NDArray[np.uint8]) -> None:
         del self._memory[array.ctypes.data]
 
-    def allocate_pinned(self, size_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
+    def allocate_pinned(
+        self, size_bytes: int, fill: int = 0, granule: int = 1
+    ) -> npt.NDArray[np.uint8]:
         return self.allocate(size_bytes, fill)
 
     def allocate_table(self, rows: int, entries: int, guard: int = 0) -> npt.NDArray[np.int32]:

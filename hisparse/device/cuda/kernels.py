@@ -18,7 +18,7 @@ from hisparse.errors import ConfigError, DeviceError
 
 THREADS = 1024  # a block; planning is bound by issue, and fewer threads were slower (see docs)
 CALLS_MAX = 64  # resolve calls of one index group in one step
-_SLOTS_MAX = 32_768  # a slot is an int16
+SLOTS_MAX = 32_768  # a slot is an int16
 OPTIONS = ("-std=c++17",)  # of sources that know no sizes
 SOURCES = files("hisparse.device.cuda") / "kernels"
 
@@ -51,10 +51,10 @@ class ResolveSizes:
                 f"layout.row_bytes={self.row_bytes}: the cuda backend moves rows in pieces of 16 "
                 f"bytes, use {ceil_div(self.row_bytes, 16) * 16}"
             )
-        if not self.top_k <= self.hot_rows <= _SLOTS_MAX:
+        if not self.top_k <= self.hot_rows <= SLOTS_MAX:
             raise ConfigError(
                 f"policy.hot_rows={self.hot_rows}: the cuda backend takes {self.top_k} (top_k) "
-                f"to {_SLOTS_MAX}"
+                f"to {SLOTS_MAX}"
             )
 
     @classmethod

@@ -92,6 +92,7 @@ class CudaResolver:
         self.sizes, self.tables, self.layers, self.step = sizes, tables, layers, step
         self._resolve = load("resolve.cu", sizes).get_function("hisparse_resolve")
         self._replay = load("fetch.cu", sizes).get_function("hisparse_replay")
+        self._reopen = load("fetch.cu", sizes).get_function("hisparse_reopen")
         self._forget = load("forget.cu", sizes).get_function("hisparse_forget")
         for kernel in (self._resolve, self._forget):
             kernel.max_dynamic_shared_size_bytes = sizes.shared_bytes
@@ -152,6 +153,11 @@ class CudaResolver:
                 *(self.step, np.int32(call.ordinal), np.uint64(host_rows), np.uint64(pool_rows)),
             ),
         )
+
+    def reopen(self, call: ResolveCall, member: int) -> None:
+        """Queue what lets `member` replay `call` though later calls were resolved: one launch."""
+        ordinal, blocks = np.int32(call.ordinal), np.int32(self.fetch_blocks)
+        self._reopen((1,), (1,), (self.tickets[member:], self.step, ordinal, blocks))
 
     # -- forgetting --------------------------------------------------------------------------------
     def forget_rows(self, rows: Sequence[int]) -> None:

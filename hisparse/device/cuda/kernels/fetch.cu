@@ -10,6 +10,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_replay(
              gridDim.x, host_rows, pool_rows);
 }
 
+// A member's ticket as the resolve of `call` opened it: for a follower that fetches after later calls.
+extern "C" __global__ void hisparse_reopen(unsigned long long* ticket, const int* step, int call,
+                                           int blocks) {
+  open_ticket(ticket, (uint32_t)*step * CALLS + (uint32_t)call, blocks);
+}
+
 // Misses that are known beforehand: the floor that the benchmark compares with.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_raw(
     const Miss* misses, int count, uint32_t epoch, const uint4* host_rows, uint4* pool_rows) {

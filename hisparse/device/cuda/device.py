@@ -1,0 +1,252 @@
+"""The `cuda` backend: streams, memory, arrays, and the record of what went wrong.
+
+Owns four streams: compute, d2h and h2d, which the worker knows, and `side`, on which followers
+fetch ahead of their layers and which is joined before the step ends. GPU memory comes from torch's
+allocator, so that an engine that profiles memory sees it; the pinned pool is `HostMemory`.
+
+Device arrays are CuPy arrays or torch tensors; whatever has a ``__cuda_array_interface__`` is
+taken. Work of the step path is queued, never waited for: `torch.cuda.set_sync_debug_mode("error")`
+holds. Torch and CuPy are imported when a device is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from hisparse.device import backend
+from hisparse.device.cuda.faults import FaultRecord
+from hisparse.device.cuda.host_memory import HostMemory, pinned_memory
+from hisparse.device.cuda.kernels import require_cupy
+from hisparse.device.cuda.movers import CudaKernels
+from hisparse.device.cuda.streams import CudaEvent, CudaStream
+from hisparse.device.plan import Pending
+from hisparse.errors import DeviceError, UsageError
+
+WAIT_BYTES = 256 << 20  # a pool up to this size is pinned before it is handed out
+
+
+class CudaDevice:
+    """One GPU.
+
+    Args:
+        index: the device's number; None: torch's current one.
+
+    Raises DeviceError, saying what is missing, without torch for CUDA, CuPy or a usable GPU, and
+    for a torch that is built for ROCm.
+    """
+
+    name = "cuda"
+
+    def __init__(self, index: int | None = None) -> None:
+        self.torch = require_torch()
+        self.cupy = require_cupy()
+        self.index = self.torch.cuda.current_device() if index is None else index
+        self.torch.cuda.set_device(self.index)
+        self.cupy.cuda.Device(self.index).use()
+        self._events = self._synchronizes = self.launches = self.copies = 0
+        self.running: CudaStream
+        self.compute = CudaStream(self, "compute")
+        self.d2h = CudaStream(self, "d2h")
+        self.h2d = CudaStream(self, "h2d")
+        self.side = CudaStream(self, "side")
+        self.running = self.compute
+        with self.compute.current():
+            self.faults = FaultRecord(self)
+        self.kernels = CudaKernels(self)
+        self._pinned: dict[int, HostMemory] = {}  # by address
+        self._unready: list[HostMemory] = []
+        self._allocated: dict[int, int] = {}
+
+    # -- memory ----------------------------------------------------------------------------------
+    def allocate(self, size_bytes: int, fill: int = 0) -> Any:
+        with self.compute.current():
+            made = self.torch.full((size_bytes,), fill, dtype=self.torch.uint8, device="cuda")
+            array = self.adopt(made)
+        self.compute.torch.synchronize()
+        self._allocated[array.data.ptr] = size_bytes
+        return array
+
+    def allocate_table(self, rows: int, entries: int, guard: int = 0) -> Any:
+        with self.compute.current():
+            whole = self.cupy.zeros((rows, entries + guard), self.cupy.int32)
+        return whole[:, :entries]
+
+    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
+        memory = pinned_memory(size_bytes, self.index, fill=fill, granule_bytes=granule)
+        self._pinned[memory.address] = memory
+        self._unready.append(memory)
+        if size_bytes <= WAIT_BYTES:
+            self.ready()
+        return memory.array
+
+    def ready(self) -> None:
+        """Wait until all pinned memory is there, before work that may touch it is queued.
+        Raises DeviceError if pinning failed."""
+        while self._unready:
+            self._unready[-1].wait()
+            self._unready.pop()
+
+    def discard(self, array: Any) -> None:
+        self._pinned_of(array, "discard").discard()
+
+    def recommit(self, array: Any, fill: int = 0) -> None:
+        memory = self._pinned_of(array, "recommit")
+        memory.recommit(fill)
+        self._unready.append(memory)
+        self.ready()
+
+    def release(self, array: Any) -> None:
+        if isinstance(array, np.ndarray):
+            self._pinned.pop(array.ctypes.data).release()
+        else:
+            del self._allocated[array.data.ptr]  # torch's allocator gets it with its last view
+
+    def _pinned_of(self, array: Any, what: str) -> HostMemory:
+        if not isinstance(array, np.ndarray):
+            raise DeviceError(
+                f"{what}: the cuda backend cannot give up GPU memory behind addresses"
+            )
+        return self._pinned[array.ctypes.data]
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A torch tensor for an op's result: of the graph's own memory while one is captured."""
+        return self.torch.empty(shape, dtype=dtype, device="cuda")
+
+    # -- arrays ----------------------------------------------------------------------------------
+    def adopt(self, array: Any) -> Any:
+        """A CuPy array over the same memory. Host arrays are uploaded, in the order of compute."""
+        cupy = self.cupy
+        if isinstance(array, cupy.ndarray):
+            return array
+        if isinstance(array, self.torch.Tensor) and array.is_cuda:
+            size = array.element_size()
+            memory = cupy.cuda.UnownedMemory(
+                array.data_ptr(), array.untyped_storage().nbytes(), array, self.index
+            )
+            return cupy.ndarray(
+                tuple(array.shape),
+                str(array.dtype).removeprefix("torch."),
+                cupy.cuda.MemoryPointer(memory, 0),
+                tuple(stride * size for stride in array.stride()),
+            )
+        if isinstance(array, self.torch.Tensor):
+            array = array.numpy()
+        if isinstance(array, np.ndarray):
+            return self.upload(array)
+        if hasattr(array, "__cuda_array_interface__"):
+            return cupy.asarray(array)
+        raise UsageError(f"{type(array).__name__}: pass a CuPy, torch or numpy array")
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        """A copy on the device, queued on compute behind what was queued there so far."""
+        with self.compute.current():
+            names = {"uint64": "int64", "uint32": "int32"}  # torch has no such arithmetic
+            name = names.get(array.dtype.name, array.dtype.name)
+            made = self.adopt(self.empty(array.shape, getattr(self.torch, name)))
+            self.copy(made.data.ptr, self.compute.staging.put(array), array.nbytes)
+        return made
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        """Queue a copy between addresses of any kind on the current stream."""
+        if size_bytes:
+            runtime = self.cupy.cuda.runtime
+            stream = self.cupy.cuda.get_current_stream().ptr
+            runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, stream)
+            self.copies += 1
+
+    def wipe(self, array: Any, value: int) -> None:
+        """Queue one byte over all of a contiguous array on the current stream."""
+        stream = self.cupy.cuda.get_current_stream().ptr
+        self.cupy.cuda.runtime.memsetAsync(array.data.ptr, value, array.nbytes, stream)
+        self.copies += 1
+
+    def keep(self, array: Any) -> Any:
+        """Stream order keeps it: whoever writes it again does so on compute, later."""
+        return array
+
+    def produce(self, op: Callable[[], Any]) -> Pending:
+        pending = Pending(lambda: None)
+        self.compute.enqueue(lambda: pending.produce(op))
+        return pending
+
+    def on_compute(self) -> AbstractContextManager[None]:
+        return self.compute.current()
+
+    # -- work ------------------------------------------------------------------------------------
+    def next_event(self) -> int:
+        self._events += 1
+        return self._events
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        threads: int,
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Queue a kernel on the current stream."""
+        self.launches += 1
+        kernel(grid, (threads,), arguments, shared_mem=shared_bytes)
+
+    def query(self, event: backend.Event) -> bool:
+        return bool(cast(CudaEvent, event).made.query())
+
+    def synchronize(self, target: backend.Stream | backend.Event | None = None) -> None:
+        """Block; then raise InvariantViolation for what the device found wrong by then."""
+        self._synchronizes += 1
+        if isinstance(target, CudaEvent):
+            target.made.synchronize()
+            self.faults.check()
+            return
+        if isinstance(target, CudaStream):
+            target.torch.synchronize()
+        else:
+            for stream in (self.compute, self.d2h, self.h2d, self.side):
+                stream.torch.synchronize()
+        self.faults.check_now()
+
+    def close_step(self) -> None:
+        self.compute.enqueue(self.faults.copy_out)
+
+    def check(self) -> None:
+        self.faults.check()
+
+    def statistics(self) -> dict[str, int]:
+        """Events made, kernels and copies that ops queued (replays of graphs are not seen here),
+        synchronize calls, waits for room in the staging ring, bytes of pools."""
+        pinned = sum(memory.array.nbytes for memory in self._pinned.values())
+        return {
+            "events": self._events,
+            "launches": self.launches,
+            "copies": self.copies,
+            "synchronizes": self._synchronizes,
+            "staging_waits": sum(
+                stream.staging.waits for stream in (self.compute, self.d2h, self.h2d)
+            ),
+            "allocated_bytes": sum(self._allocated.values()) + pinned,
+        }
+
+
+def require_torch() -> Any:
+    """Torch for CUDA. Raises DeviceError that says what is missing."""
+    try:
+        import torch
+    except ImportError:
+        raise DeviceError(
+            "the cuda backend needs torch: install 'hisparse[cuda12]' or 'hisparse[cuda13]'"
+        ) from None
+    if hip := getattr(torch.version, "hip", None):
+        raise DeviceError(f"cuda: this torch is built for ROCm (torch.version.hip={hip}): refused")
+    if not torch.version.cuda:
+        raise DeviceError(
+            f"cuda: torch {torch.__version__} is a CPU build: install one that is built for CUDA"
+        )
+    if not torch.cuda.is_available():
+        raise DeviceError("cuda: torch finds no usable GPU: check nvidia-smi, CUDA_VISIBLE_DEVICES")
+    return torch

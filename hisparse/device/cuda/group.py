@@ -1,0 +1,348 @@
+"""An index group on the GPU: its leader's resolver, its followers' fetches, its calls of a step.
+
+`GroupResolver` is what the worker knows as a leader's `Resolver`. A call's plan stays on the
+device, in a `ResolveCall`; what is done for it is queued by whoever copies rows out:
+
+    leader      resolve, copy out                                        [compute]
+    followers   fetch, in layer order, as soon as the plan stands        [side]
+                wait for the own fetch, copy out                         [compute]
+
+That is so where the call is a single wave and nothing older waits for a follower; else followers
+fetch in their turn, on compute. All fetches are waited for by compute before the step ends.
+
+Steps of fixed shape (`StepRows.span`) take calls that are kept, so that a captured graph finds its
+addresses again, and epochs tell one step from the next. Other steps take calls from a heap, wiped
+before each use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hisparse.device.backend import Tiers
+from hisparse.device.cuda.arrays import address
+from hisparse.device.cuda.kernels import CALLS_MAX
+from hisparse.device.cuda.plan import CudaPlan, Part
+from hisparse.device.cuda.resolver import CudaResolver, CudaTables, ResolveCall
+from hisparse.device.cuda.state import WIPED
+from hisparse.device.cuda.waves import WaveLines, lay_out
+from hisparse.device.rows import StepRows
+from hisparse.errors import UsageError
+from hisparse.fsm.wire import Table
+
+if TYPE_CHECKING:
+    from hisparse.device.cuda.state import WorkerState
+
+KEPT_CALLS_MAX = CALLS_MAX // 2  # of a group in a step of fixed shape; the rest is for other steps
+
+
+class GroupResolver:
+    """Implements `backend.Resolver` for the leader `layer` of a group of `state`'s worker."""
+
+    def __init__(self, state: WorkerState, layer: int) -> None:
+        self.worker, self.device = state, state.device
+        members = next(g for g in state.geometry.groups if g[0] == layer)
+        self.layers = len(members)
+        self._owners = [f"layer {member}" for member in members]
+        self._resolver: CudaResolver | None = None
+        with self.device.compute.current():
+            if state.offload:
+                tables = CudaTables(
+                    *(state.tables[t] for t in (Table.RESIDENT, Table.HOST, Table.HOT))
+                )
+                requests = state.geometry.max_requests
+                self._resolver = CudaResolver(
+                    state.sizes, tables, requests, self.layers, state.step
+                )
+            self._seen = self.device.cupy.zeros((2,), self.device.cupy.uint64)
+        self._kept: dict[tuple[int, int, int], ResolveCall] = {}
+        self._open: list[CudaPlan] = []  # some layer has not fetched
+        self._kept_calls = self._other_calls = 0
+        self._step = -1
+        self._unjoined: Any = None  # the last fetch on the side stream
+        state.groups.append(self)
+
+    @property
+    def state(self) -> tuple[Any, Any, Any, Any]:
+        """The arrays that table changes forget in."""
+        assert self._resolver is not None
+        r = self._resolver
+        return r.map, r.positions, r.order, r.group
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of replacement state; none without a host tier."""
+        return self._resolver.state_bytes if self._resolver is not None else 0
+
+    def begin_step(self, step: int) -> None:
+        """A step, or a dummy one under the number of the last: then epochs repeat, and what kept
+        calls hold of it is wiped."""
+        for plan in self._open:
+            self._give_back(plan)
+        self._open.clear()
+        if step == self._step:
+            with self.device.compute.current():
+                for call in self._kept.values():
+                    self.device.wipe(call.count, WIPED)
+                    self.device.wipe(call.misses, WIPED)
+                self._wipe_tickets()
+        self._step = step
+        self._kept_calls = self._other_calls = 0
+
+    # -- planning --------------------------------------------------------------------------------
+    def plan(self, rows: StepRows, selection: Any, step: int) -> CudaPlan:
+        """Lay the call out; what it asks of the device is queued by who copies out.
+
+        Raises UsageError for a step of fixed shape that one resolve call cannot take.
+        """
+        if rows.span is not None:
+            plan = self._plan_fixed(rows, selection, rows.span)
+        else:
+            if selection.dtype != np.int32 or not selection.flags.c_contiguous:
+                selection = self.device.cupy.ascontiguousarray(
+                    selection.astype(self.device.cupy.int32)
+                )
+            plan = CudaPlan(self, rows, selection)
+            self._lay_out(plan)
+        if self.worker.geometry.checks:
+            self._check_selection(plan)
+        self._open.append(plan)
+        return plan
+
+    def _plan_fixed(self, rows: StepRows, selection: Any, span: int) -> CudaPlan:
+        n, top_k = len(rows.rows), self.worker.geometry.top_k
+        fits = selection.shape == (n, top_k) and selection.dtype == np.int32
+        if not fits or not selection.flags.c_contiguous or selection.data.ptr % 16:
+            raise UsageError(
+                f"a step of fixed shape takes top_k int32[{n}, {top_k}], contiguous: it is "
+                f"{selection.dtype}{list(selection.shape)}"
+            )
+        plan = CudaPlan(self, rows, selection)
+        if self._resolver is None:
+            plan.looked_up_count = n
+            return plan
+        ordinal = self._kept_calls
+        if ordinal >= KEPT_CALLS_MAX:
+            raise UsageError(f"more than {KEPT_CALLS_MAX} calls of an index group in a step")
+        self._kept_calls += 1
+        key = (n, span, ordinal)
+        if key not in self._kept:
+            self._kept[key] = ResolveCall(self.worker.sizes, n, span, ordinal)
+        call = self._kept[key]
+        call.rows, call.top_k = self.device.adopt(rows.rows), selection
+        plan.parts.append(Part(call, None, kept=True))
+        return plan
+
+    def _lay_out(self, plan: CudaPlan) -> None:
+        g = self.worker.geometry
+        rows = plan.rows.rows
+        looked_up, waves = np.arange(len(rows), dtype=np.int32), tuple[WaveLines, ...]()
+        if self._resolver is not None:
+            looked_up, waves = lay_out(rows, self.worker.backed, g.wave_rows)
+        plan.looked_up_count = len(looked_up)
+        packed = [looked_up, *(np.stack([w.rows, w.tokens]).ravel() for w in waves)]
+        if not sum(len(part) for part in packed):
+            return
+        uploaded = self.device.upload(np.concatenate(packed))
+        plan.looked_up, at = uploaded[: len(looked_up)], len(looked_up)
+        for wave in waves:
+            lines = len(wave.rows)
+            rows_at, tokens_at = uploaded[at : at + lines], uploaded[at + lines : at + 2 * lines]
+            plan.parts.append(self._part(plan, wave, rows_at, tokens_at))
+            at += 2 * lines
+
+    def _part(self, plan: CudaPlan, wave: WaveLines, rows: Any, tokens: Any) -> Part:
+        count, lines = self._other_calls, len(wave.rows)
+        self._other_calls += 1
+        ordinal = KEPT_CALLS_MAX + count % (CALLS_MAX - KEPT_CALLS_MAX)
+        call = self.worker.take_call(lines, wave.span, ordinal)
+        call.rows = rows
+        return Part(call, tokens, kept=False)
+
+    def _check_selection(self, plan: CudaPlan) -> None:
+        rows, positions = self.worker.kernels.placed(plan.rows)
+        n, k = plan.top_k.shape
+        faults = self.device.faults
+        self.worker.kernels.launch(
+            "check_selection",
+            n * k,
+            *(address(rows), address(positions), address(plan.top_k), np.int32(n)),
+            *(np.int32(k), np.int32(self.worker.sizes.reach), faults.code(self._owners[0])),
+            faults.address,
+            threads_a_unit=1,
+        )
+
+    # -- fetching --------------------------------------------------------------------------------
+    def copy_out(self, plan: CudaPlan, tiers: Sequence[Tiers], member: int) -> Any:
+        """This layer's selected rows: torch uint8 ``[n, k, row_bytes]``."""
+        n, k = plan.top_k.shape
+        device, hot = self.device, tiers[member].hot
+        out = device.empty((n, k, hot.span.row_bytes), device.torch.uint8)
+        if plan.looked_up_count:
+            self._look_up(plan)
+            tokens, count = plan.looked_up, plan.looked_up_count
+            self._gather(plan, plan.places, k, tokens, count, tiers, member, out)
+        for part in plan.parts:
+            self._fetch(plan, part, tiers, member)
+            call, width = part.call, self.worker.sizes.top_k
+            self._gather(plan, call.out, width, part.tokens, call.lines, tiers, member, out)
+        self._close(plan)
+        return out
+
+    def locate(self, plan: CudaPlan, tiers: Sequence[Tiers], member: int) -> Any:
+        """Where they are: torch int32 ``[n, k]``, -1 for padding. Raises UsageError for waves."""
+        if len(plan.parts) > 1:
+            raise UsageError(
+                f"resolve: the selections of a request's rows need {len(plan.parts)} waves: gather"
+            )
+        self._look_up(plan)
+        for part in plan.parts:
+            self._fetch(plan, part, tiers, member)
+            if part.tokens is None:
+                plan.places = part.call.out
+            elif member == 0:
+                k = plan.top_k.shape[1]
+                self.worker.kernels.launch(
+                    "unpack",
+                    part.call.lines * k,
+                    *(address(part.call.out), address(part.tokens), np.int32(part.call.lines)),
+                    *(np.int32(k), np.int32(self.worker.sizes.top_k), address(plan.places)),
+                    threads_a_unit=1,
+                )
+        self._close(plan)
+        return self.device.torch.as_tensor(plan.places, device="cuda")
+
+    def _look_up(self, plan: CudaPlan) -> None:
+        """Places of the tokens that need no resolve, once a plan."""
+        if plan.places is not None or (plan.parts and plan.parts[0].tokens is None):
+            return
+        n, k = plan.top_k.shape
+        device, worker = self.device, self.worker
+        plan.places = device.adopt(device.empty((n, k), device.torch.int32))
+        if not plan.looked_up_count:
+            return
+        rows, _ = worker.kernels.placed(plan.rows)
+        worker.kernels.launch(
+            "locate",
+            plan.looked_up_count * k,
+            *(worker.kernels.table(worker.tables[Table.RESIDENT]), address(rows)),
+            *(address(plan.top_k), address(plan.looked_up), np.int32(plan.looked_up_count)),
+            *(np.int32(k), np.int32(worker.geometry.page_size), np.int32(worker.sizes.block_rows)),
+            address(plan.places),
+            threads_a_unit=1,
+        )
+
+    def _fetch(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers], member: int) -> None:
+        """Resolve a wave (leader), or have its missed rows fetched for a follower's layer."""
+        assert self._resolver is not None
+        if member == 0:
+            self._resolve(plan, part, tiers)
+        elif member in plan.fetched:
+            self.device.compute.wait(plan.fetched.pop(member))
+        else:
+            self._resolver.reopen(part.call, member)
+            self._replay(part, tiers, member)
+            self.device.launches += 1
+
+    def _resolve(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers]) -> None:
+        assert self._resolver is not None
+        worker, device = self.worker, self.device
+        if part.tokens is not None:
+            lines, width = part.call.lines, worker.sizes.top_k
+            worker.kernels.launch(
+                "pack",
+                lines * width,
+                *(address(plan.top_k), address(part.tokens), np.int32(lines)),
+                *(np.int32(plan.top_k.shape[1]), np.int32(width), address(part.call.top_k)),
+                threads_a_unit=1,
+            )
+        if self._unjoined is not None and self._open[0] is not plan:
+            device.compute.wait(self._unjoined)
+        if not part.kept and part.call.ordinal == KEPT_CALLS_MAX and self._other_calls > 1:
+            self._wipe_tickets()  # ordinals come round: an epoch of this step is there again
+        arguments = self._resolver.arguments(part.call, tiers[0].host.address, tiers[0].hot.address)
+        self._resolver.resolve(part.call, arguments)
+        device.launches += 1
+        if plan.misses is not None:
+            call = part.call
+            worker.kernels.launch(
+                "add_misses",
+                call.lines,
+                *(address(call.rows), address(call.count), np.int32(call.lines)),
+                *(np.int32(call.span), address(plan.misses)),
+                threads_a_unit=1,
+            )
+        self._unjoined = None
+        if self.layers > 1 and len(plan.parts) == 1 and self._open[0] is plan:
+            self._fetch_ahead(plan, part, tiers)
+
+    def _fetch_ahead(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers]) -> None:
+        """All followers' fetches, in layer order, beside what compute does next."""
+        device = self.device
+        device.side.wait(device.compute.record())
+        with device.side.current():
+            for member in range(1, self.layers):
+                self._replay(part, tiers, member)
+                self._unjoined = plan.fetched[member] = device.side.record()
+
+    def _replay(self, part: Part, tiers: Sequence[Tiers], member: int) -> None:
+        assert self._resolver is not None
+        host, hot = tiers[member].host.address, tiers[member].hot.address
+        self._resolver.replay(part.call, member, host, hot)
+        self.device.launches += 1
+
+    def _gather(
+        self,
+        plan: CudaPlan,
+        places: Any,
+        width: int,
+        tokens: Any,
+        lines: int,
+        tiers: Sequence[Tiers],
+        member: int,
+        out: Any,
+    ) -> None:
+        kernels, faults, g = self.worker.kernels, self.device.faults, self.worker.geometry
+        rows, _ = kernels.placed(plan.rows)
+        hot, k = tiers[member].hot, plan.top_k.shape[1]
+        kernels.launch(
+            "gather",
+            lines * k,
+            *(kernels.view(hot), kernels.table(self.worker.tables[Table.RESIDENT])),
+            *(address(rows), address(plan.top_k), address(places), address(tokens)),
+            *(np.int32(lines), np.int32(k), np.int32(width), np.int32(g.page_size), address(out)),
+            *(faults.code(self._owners[member]), faults.address),
+            *(kernels.sums(self.worker, hot), address(None if member else self._seen)),
+        )
+
+    def _close(self, plan: CudaPlan) -> None:
+        """One more layer has what it needs of the plan."""
+        plan.left -= 1
+        if plan.left == 0 and plan in self._open:
+            self._open.remove(plan)
+            self._give_back(plan)
+
+    def _give_back(self, plan: CudaPlan) -> None:
+        for event in plan.fetched.values():
+            self.device.compute.wait(event)
+        plan.fetched.clear()
+        for part in plan.parts:
+            if not part.kept:
+                self.worker.give_call(part.call)
+
+    def _wipe_tickets(self) -> None:
+        if self._resolver is not None:
+            self.device.wipe(self._resolver.tickets, WIPED)
+
+    # -- counters --------------------------------------------------------------------------------
+    def statistics(self) -> dict[str, int]:
+        """Misses of all calls; hits and resident entries of those whose rows were copied out, each
+        entry counted (a position twice in a row counts twice). Synchronises."""
+        with self.device.compute.current():
+            resident, hosted = (int(x) for x in self._seen.get())
+            misses = self._resolver.statistics()["misses"] if self._resolver is not None else 0
+        hits = hosted - misses if hosted else 0
+        return {"hits": hits, "misses": misses, "resident": resident, "host_rows": misses}

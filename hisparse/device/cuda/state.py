@@ -1,0 +1,102 @@
+"""What the groups of one worker share on the GPU: sizes, the step's number, calls, checksums.
+
+Owns the calls of steps without a fixed shape, which any group takes and gives back. `backed` is the
+one thing of the tables that the host keeps: which requests have a hot region, in the order in which
+their changes were queued. Only `waves.lay_out` asks it, so as not to take turns for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hisparse.device.binding import BoundCache
+from hisparse.device.cuda.kernels import ResolveSizes
+from hisparse.device.cuda.resolver import ResolveCall
+from hisparse.device.cuda.tables import TableWriter
+from hisparse.device.handle import PagedCacheView
+from hisparse.device.tables import DeviceTables
+from hisparse.fsm.wire import SparseKVOffloadCommand, Table
+
+if TYPE_CHECKING:
+    from hisparse.device.cuda.group import GroupResolver
+    from hisparse.device.cuda.movers import CudaKernels
+
+SUMS_LIMIT_BYTES = 1 << 28  # checksums that would take more are not kept
+WIPED = 0xFF  # a byte of no epoch
+
+
+class WorkerState:
+    """One worker's share of a `CudaDevice`."""
+
+    def __init__(self, kernels: CudaKernels, tables: DeviceTables) -> None:
+        self.kernels, self.device, self.tables = kernels, kernels.device, tables
+        self.geometry = g = tables.geometry
+        self.offload = g.hot_rows > 0
+        self.sizes = ResolveSizes(
+            page_size=g.page_size,
+            top_k=g.top_k,
+            hot_rows=g.hot_rows or g.top_k,
+            pages=g.max_pages,
+            row_bytes=g.row_bytes,
+            block_rows=g.block_bytes // g.row_bytes,
+        )
+        self.groups: list[GroupResolver] = []
+        self.backed = np.zeros(g.max_requests, dtype=np.bool_)  # has a hot region, as queued
+        self._layers: dict[PagedCacheView, int] = {}
+        self._heap: dict[tuple[int, int], list[ResolveCall]] = {}
+        self._writer: TableWriter | None = None
+        self._sums: Any = None
+        with self.device.compute.current():
+            self.step = self.device.cupy.zeros((1,), self.device.cupy.int32)
+
+    def knows(self, table: Any) -> bool:
+        return any(table is mine for mine in self.tables.arrays.values())
+
+    def serves(self, cache: BoundCache) -> bool:
+        leader: Any = cache.groups[0].leader
+        return leader in self.groups
+
+    def bind(self, cache: BoundCache) -> None:
+        """The worker's cache stands: nothing is added any more."""
+        g, device = self.geometry, self.device
+        self._layers = {handle.resident: handle.layer for handle in cache.handles}
+        shape = (g.max_requests, g.layers, self.sizes.reach)
+        with device.compute.current():
+            if g.checks and 4 * int(np.prod(shape)) <= SUMS_LIMIT_BYTES:
+                self._sums = device.cupy.zeros(shape, device.cupy.uint32)
+            states = [group.state for group in self.groups if self.offload]
+            self._writer = TableWriter(
+                device, self.sizes, self.tables, states, self.step, self._sums
+            )
+
+    def sums_of(self, view: PagedCacheView) -> tuple[int, int]:
+        """(address, elements from request to request) of the checksums of a layer's rows."""
+        layer = self._layers.get(view)
+        if self._sums is None or layer is None:
+            return 0, 0
+        return self._sums[0, layer].data.ptr, self._sums[0].size
+
+    def begin(self, command: SparseKVOffloadCommand) -> None:
+        """Queue the command's table work and its step number."""
+        assert self._writer is not None, "a cache that was not bound"
+        self.backed[list(command.resets)] = False
+        for update in command.tables:
+            if update.table == Table.HOT and update.ids and update.entry == 0:
+                self.backed[update.row] = update.ids[0] != 0
+        self._writer.begin(command)
+
+    # -- calls -----------------------------------------------------------------------------------
+    def take_call(self, lines: int, span: int, ordinal: int) -> ResolveCall:
+        """A call for once: wiped, so that no epoch that it still holds is mistaken for its own."""
+        held = self._heap.setdefault((lines, span), [])
+        call = held.pop() if held else ResolveCall(self.sizes, lines, span)
+        call.ordinal = ordinal
+        for array in (call.count, call.misses):
+            self.device.wipe(array, WIPED)
+        return call
+
+    def give_call(self, call: ResolveCall) -> None:
+        """All that reads `call` is queued."""
+        self._heap[call.lines, call.span].append(call)
