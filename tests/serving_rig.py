@@ -25,6 +25,7 @@ from hisparse.engine.watch import StepWatch
 from hisparse.fsm.log import MemoryLog
 
 PAGE, LONGEST = 8, 120
+OPEN = []  # replicas whose memory has to be unpinned before its addresses are used again
 
 
 def prompt(seed, length):
@@ -62,6 +63,8 @@ def serve(
     )
     device = device or SimDevice(seed=1, lag=0.5)
     replica = LocalReplica(check_capacity(config), device=device, log=MemoryLog(None))
+    if device.name == "cuda":
+        OPEN.append(replica)
     live = LiveChecks(replica.coordinator, replica.worker)
     capture = GraphCapture() if model.device.type == "cuda" else None
     cache = TieredCache(replica.worker, model.device, keep=check is not None)

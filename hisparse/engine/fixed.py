@@ -17,6 +17,7 @@ a step's forward pass runs again. Elsewhere a step is computed anew each time, t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -175,8 +176,10 @@ class FixedDecode:
             self._model, self._cache, requests, span, drafts=self._spec, logits=self._logits
         )
         if self._capture is not None:
-            with self._cache.worker.warm_up(requests * span):
+            warm_up = partial(self._cache.worker.warm_up, requests * span)
+            with warm_up():
                 step.compute()  # makes whatever a capture must find made
+            with warm_up():
                 step.replay = self._capture(step.compute)
         return step
 

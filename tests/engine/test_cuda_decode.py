@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from serving_rig import LONGEST, assert_identical, prompt, serve
+from serving_rig import LONGEST, OPEN, assert_identical, prompt, serve
 
 from hisparse.device import open_device
 from hisparse.device.rows import StepRows
@@ -20,6 +20,14 @@ from hisparse.errors import ConfigError
 from hisparse.fsm.wire import Table
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def unpinned():
+    yield
+    while OPEN:
+        OPEN.pop().shutdown()
+
 
 CROWD = [WorkloadRequest(f"q{i}", 0.0, prompt(i, 40 + 9 * i), 20) for i in range(5)]
 SMALL = {"requests": 12, "scale": 0.02, "page_size": 8, "top_k": 16, "hot_rows": 64}
