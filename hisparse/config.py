@@ -111,7 +111,7 @@ class PolicyConfig(_Model):
     on_copy_failure: Literal["rewind", "fail"] = Field(
         default="rewind",
         description="a copy fails whose page steps could read: recompute its rows, or end the "
-        "request",
+        "request (preempt it, where indexer pages could not be loaded)",
     )
     watermark_blocks: int = Field(default=0, ge=0, description="blocks kept free beyond promises")
     promote_pages: int = Field(

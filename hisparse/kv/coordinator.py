@@ -284,8 +284,9 @@ class HiSparseCoordinator:
 
     def take_preempted(self) -> list[Key]:
         """Requests that were taken off the GPU since the last call, and not by `preempt`: indexer
-        pages that they read could not be loaded. Like any preempted request they come back by
-        `arrive`, with the tokens that are certain (`confirmed` rows before the end: none)."""
+        pages that they read could not be loaded, and they could not be rewound. Like any preempted
+        request they come back by `arrive`, with the tokens that are certain (`confirmed` rows
+        before the end: none)."""
         taken, self._preempted = self._preempted, []
         return taken
 

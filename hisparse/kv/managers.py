@@ -216,15 +216,26 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
         yield from self.give_back(row, entries[final], BlockTrigger.cached, cause)
 
     def shared_beyond(self, row: int, first: int) -> int:
-        """Blocks with pages from `first` on that others hold too."""
+        """Blocks with pages from `first` on that others hold too, or held when they were taken
+        back."""
         entries = self.entries(row)
         entries = entries[entries >= first // self.state.index_pages_per_block]
-        blocks = self.blocks(row, entries)
-        return int(np.count_nonzero(self.pool.refs[blocks] > 1))
+        shared = self.pool.refs[self.blocks(row, entries)] > 1
+        edge = self._edge(row, first)
+        also = len(edge) and self._is_final(edge) and self.pool.refs[edge[0]] == 1
+        return int(np.count_nonzero(shared)) + bool(also)
+
+    def _edge(self, row: int, first: int) -> I64:
+        """The block with pages on both sides of `first`, if there is one."""
+        entry, kept = divmod(first, self.state.index_pages_per_block)
+        return self.blocks(row, np.array([entry])) if kept else np.zeros(0, dtype=np.int64)
+
+    def _is_final(self, edge: I64) -> bool:
+        return int(self.pool.state[edge[0]]) == BlockState.CLEAN
 
     def release_beyond(self, row: int, first: int, cause: int) -> Decision[None]:
-        """Give back blocks of pages from `first` on. Of a shared block that holds earlier pages
-        too, these are copied to a block of its own."""
+        """Give back blocks of pages from `first` on. Of a block that is final, since others shared
+        it, these are copied to a block of its own if it holds earlier pages too."""
         state, per_block = self.state, self.state.index_pages_per_block
         entries = self.entries(row)
         entries = entries[entries >= ceil_div(first, per_block)]
@@ -235,10 +246,13 @@ class HiSparseIndexManager(SingleTypeKVCacheManager):
             mine = entries[~shared & (self.pool.state[blocks] == wanted)]
             yield from self.give_back(row, mine, trigger, cause)
         entry, kept = divmod(first, per_block)
-        edge = self.blocks(row, np.array([entry])) if kept else np.zeros(0, dtype=np.int64)
-        if len(edge) and self.pool.refs[edge[0]] > 1:
-            yield from self.give_back(row, np.array([entry]), None, cause)
-            yield from self.reserve(row, entry, 1, cause)
+        edge = self._edge(row, first)
+        if len(edge) and self._is_final(edge):
+            way = None if self.pool.refs[edge[0]] > 1 else BlockTrigger.cached
+            yield from self.give_back(row, np.array([entry]), way, cause)
+            fresh = yield from take_blocks(state, 1, cause, keep=frozenset(edge.tolist()))
+            epochs = next_block_epochs(state, fresh)
+            yield ev.BlocksReserved(cause, self.role, row, entry, ints(fresh), epochs)
             own = self.blocks(row, np.array([entry]))
             yield ev.IndexPagesCopied(
                 cause, row, ints(np.repeat(edge, kept)),

@@ -1,7 +1,9 @@
 """Rewind: a copy failed whose page steps had read; the request goes back and computes on.
 
 The last valid boundary lies before the first lost page and before the first row that is not
-certain, on a page boundary; a failed restore loses no row, since its host page is valid. Rows
+certain, on a page boundary; a failed restore loses no row, since its host page is valid. A page
+whose indexer rows could not be loaded is lost too, though its host page is published: the request
+gives its lease back and computes the page for itself. Rows
 beyond it are taken back at once (RequestRewound). What held them goes back when nothing can touch
 it any more: copies of these pages keep their leases until they are acknowledged, host pages until
 every rank has retired the last step that could read them. Then the request goes on (RequestResumed)
@@ -17,7 +19,7 @@ import numpy as np
 
 from hisparse.config import ceil_div
 from hisparse.fsm import events as ev
-from hisparse.fsm.machines import BlockState, BlockTrigger, TransferState
+from hisparse.fsm.machines import BlockState, BlockTrigger, PageState, TransferState
 from hisparse.fsm.state import Key, State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs
@@ -44,6 +46,25 @@ def rewind(state: State, row: int, failed: list[Transfer], cause: int) -> Decisi
     )
     yield from give_back_restores(state, failed, cause)
     yield from resume(state, request.key, cause)
+
+
+def rewind_to_page(state: State, row: int, first: int, cause: int) -> Decision[bool]:
+    """Take `row` back to page `first`, from which on its prefix has no indexer rows; False, and
+    nothing changed, where the host pages that it needs for itself are not there."""
+    request = state.request_of(row)
+    shared = int(state.rows.published[row]) - first  # not written: they are others' too
+    if shared > state.pages.available:
+        return False
+    reopened = _reopened(state, row, first)
+    cause = yield ev.RequestRewound(
+        cause, *request.key, row, first * state.page_size, int(state.rows.confirmed[row]),
+        ints(reopened), block_epochs(state, reopened),
+    )  # fmt: skip
+    if shared > 0:
+        fresh = yield from take_pages(state, shared, cause)
+        yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))
+    yield from resume(state, request.key, cause)
+    return True
 
 
 def give_back_restores(state: State, failed: list[Transfer], cause: int) -> Decision[None]:
@@ -102,9 +123,12 @@ def resume(state: State, key: Key, cause: int) -> Decision[None]:
 
 
 def _replace_host_pages(state: State, row: int, first: int, cause: int) -> Decision[None]:
-    """Copies of rows that were taken back: as many pages are reserved in their place."""
+    """Copies of rows that were taken back: as many pages are reserved in their place. (In that of
+    published ones, when the request went back.)"""
     entries = np.flatnonzero(state.table(Table.HOST)[row, first:]) + first
+    pages = state.table(Table.HOST)[row, entries]
+    own = int(np.count_nonzero(state.pages.state[pages] != PageState.PUBLISHED))
     yield from release_copies(state, row, entries, cause)
-    if len(entries):
-        fresh = yield from take_pages(state, len(entries), cause)
+    if own:
+        fresh = yield from take_pages(state, own, cause)
         yield ev.HostPagesReserved(cause, row, ints(fresh), next_page_epochs(state, fresh))

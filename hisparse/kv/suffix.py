@@ -51,8 +51,9 @@ class SuffixSource(Protocol):
         ...
 
     def result(self, taken: AcknowledgementsTaken, cause: int) -> Decision[list[Key]]:
-        """A rank's answers to loads and stores. Returns the requests that read a failed load: they
-        have been preempted, and compute from the shorter prefix when they come back."""
+        """A rank's answers to loads and stores. Who read a failed load is rewound to the page of
+        it (`kv.rewind`). Returns those for whom that was not possible, or not the policy: they have
+        been preempted, and compute from the shorter prefix when they come back."""
         ...
 
     def drop(self, cause: int) -> Decision[None]:

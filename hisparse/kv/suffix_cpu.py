@@ -6,7 +6,7 @@ columns of the State, so a lookup is a function of the log.
 
     store   FREE -> RESERVED -> PINNED ........ all ranks answered -> PUBLISHED, found by lookup
     load    leases the page (`refs`) until all ranks answered; a leased page is not evicted
-    failed  a store's page is FREE again; a load's page is evicted, its request preempted
+    failed  a store's page is FREE again; a load's page is evicted, its request goes back to it
 
 A block with a copy in flight goes back when the copy has settled (`managers`, `lifecycle.drain`).
 """
@@ -25,6 +25,7 @@ from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.lifecycle import end_request
 from hisparse.kv.publication import publish
+from hisparse.kv.rewind import rewind_to_page
 
 
 class CpuSuffix:
@@ -132,11 +133,20 @@ class CpuSuffix:
                 yield from self.store(row, 0, int(self.state.rows.index[row]), cause)
 
     def _fall_back(self, group: list[SuffixCopy], cause: int) -> Decision[list[Key]]:
-        """Who read a failed load leaves the GPU; nothing of it was certain, so nothing is kept."""
+        """Who read a failed load goes back to its page; by policy, or without the host pages for
+        that, it leaves the GPU. Nothing behind it was certain, so nothing is kept."""
         preempted = []
-        for row in sorted({copy.row for copy in group if copy.load}):
+        size, computed = self.state.page_size, self.state.rows.computed
+        lost: dict[int, int] = {}
+        for copy in group:
+            if copy.load:
+                lost[copy.row] = min(copy.entry, lost.get(copy.row, copy.entry))
+        for row, page in sorted(lost.items()):
             request = self.state.request_of(row)
-            if request.live:
+            if not request.live or page * size >= computed[row]:
+                continue
+            back = self.state.config.policy.on_copy_failure == "rewind"
+            if not back or not (yield from rewind_to_page(self.state, row, page, cause)):
                 reason = "suffix load failed"
                 yield ev.RequestPreempted(cause, request.request, request.epoch, reason)
                 yield from end_request(self.state, request.key, False, cause)

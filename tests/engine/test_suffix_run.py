@@ -19,12 +19,14 @@ from hisparse.fsm.machines import BlockRole
 SMALL = {"requests": 8, "scale": 0.006, "page_size": 4, "top_k": 8, "hot_rows": 8, "step_ms": 100.0}
 
 
-def served_twice(suffix, copy_fault=None):
+def served_twice(suffix, copy_fault=None, **policy):
     """A workload, then the same prompts once more after the GPU lost all indexer rows: the tokens
     of both rounds, and what the second one did."""
     job = Job(RunConfig(suffix=suffix, suffix_gib=0.0005, **SMALL))
     device = open_device("cpu", seed=3, lag=0.5)
-    replica = LocalReplica(job.hisparse, device=device, copy_fault=copy_fault)
+    policy = job.hisparse.policy.model_copy(update=policy)
+    config = job.hisparse.model_copy(update={"policy": policy})
+    replica = LocalReplica(config, device=device, copy_fault=copy_fault)
     coordinator = replica.coordinator
     runner = TieredRunner(job.model, TieredCache(replica.worker), replica.rank)
     engine = ReferenceEngine(coordinator, replica.scheduler, runner, eos=job.model.eos)
@@ -57,13 +59,15 @@ def test_prefixes_whose_indexer_rows_were_evicted_are_found_again():
     assert counts["rows_computed"] < without["rows_computed"]
 
 
+@pytest.mark.parametrize(("policy", "how"), [("rewind", "rewinds"), ("fail", "preemptions")])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_failed_loads_cost_time_and_no_bit(seed):
+def test_failed_loads_cost_time_and_no_bit(seed, policy, how):
     rng = random.Random(seed)
 
     def fails(transfer):
         return getattr(transfer, "load", False) and rng.random() < 0.1
 
-    (first, again), counts = served_twice("cpu", fails)
+    (first, again), counts = served_twice("cpu", fails, on_copy_failure=policy)
     assert first == again
-    assert counts["suffix_copies_failed"] and counts["preemptions"]
+    assert counts["suffix_copies_failed"] and counts[how]
+    assert counts["rewinds"] + counts["preemptions"] == counts[how]

@@ -10,6 +10,7 @@ from hisparse.fsm.machines import RequestState
 from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv import acknowledgements, rewind
+from hisparse.kv.prefix import find_prefix
 
 PROMPT = list(range(40))
 
@@ -217,6 +218,21 @@ def test_what_others_found_by_prefix_stays_and_is_not_written_again():
     for _ in range(3):
         rig.step()
     assert rig.state.requests[later].hit_tokens == 24
+
+
+def test_a_block_that_was_shared_when_rows_were_taken_back_is_not_written_when_it_is_alone():
+    rig, first, spills, sharer = shared_middle()
+    shared = index_blocks(rig, sharer)[0]
+    rig.fail(spills[2])
+    assert rig.state.requests[first].state is RequestState.REWINDING
+    rig.coordinator.abort(*sharer)
+    assert rig.state.blocks.refs[shared] == 1 and index_blocks(rig, first)[0] == shared
+    settle(rig, spills[2])
+    rig.retire()
+    assert index_blocks(rig, first)[0] not in (0, shared)
+    to_the_end(rig, first)
+    rig.finish(first)
+    assert find_prefix(rig.state, rig.hasher.extend(b"", PROMPT), 10) == 10
 
 
 def test_without_a_block_to_go_back_to_the_request_fails_by_name(monkeypatch):

@@ -29,7 +29,9 @@ class Spy(CpuSuffix):
         return min(super().lookup(hashes), self.most)
 
 
-def rig_with(*, suffix_pages=64, blocks=64, host_pages=64, ranks=1, most=1 << 30, longest=64):
+def rig_with(
+    *, suffix_pages=64, blocks=64, host_pages=64, ranks=1, most=1 << 30, longest=64, **policy
+):
     rig = SchedulerRig(
         make_config(
             blocks=blocks,
@@ -37,6 +39,7 @@ def rig_with(*, suffix_pages=64, blocks=64, host_pages=64, ranks=1, most=1 << 30
             ranks=ranks,
             suffix_pages=suffix_pages,
             longest=longest,
+            **policy,
         )
     )
     if suffix_pages:
@@ -157,8 +160,8 @@ def test_rows_are_provisional_until_the_load_completes_and_only_then_is_it_found
     assert not rig.state.suffix.refs.any()
 
 
-def test_a_failed_load_ends_in_the_shorter_prefix_by_event():
-    rig = rig_with()
+def test_by_policy_a_failed_load_ends_in_the_shorter_prefix_by_event():
+    rig = rig_with(on_copy_failure="fail")
     serve(rig)
     lose_index(rig, keep=6)
     key, command = again(rig, new=8)
@@ -179,6 +182,72 @@ def test_a_failed_load_ends_in_the_shorter_prefix_by_event():
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+def test_who_read_a_failed_load_goes_back_to_its_page_and_computes_on(ranks):
+    rig = rig_with(ranks=ranks)
+    serve(rig)
+    lose_index(rig, keep=6)
+    key, command = again(rig, new=8)
+    row, shared = rig.row(key), rig.host(key)[:PAGES]
+    loads = [t for t in command.index_transfers if t.load]
+    assert rig.state.rows.computed[row] == len(STEM) + 1
+    rig.fail(loads[2].transfer, rank=ranks - 1)
+    (back,) = rig.events(ev.RequestRewound)
+    assert (back.row, back.rows, back.certain) == (row, 8 * PAGE, PAGES * PAGE)
+    assert rig.coordinator.take_preempted() == [] and not rig.events(ev.RequestResumed)
+    rest = [t.transfer for t in (*command.transfers, *loads)]
+    for rank in range(ranks):
+        failed_here = rank == ranks - 1
+        rig.complete(*[t for t in rest if not failed_here or t != loads[2].transfer], rank=rank)
+    assert not rig.events(ev.RequestResumed), "a step that reads the pages is not over"
+    rig.retire()
+    assert rig.events(ev.RequestResumed)
+    assert rig.host(key)[:8] == shared[:8] and not any(rig.host(key)[8:])
+    assert len(rig.state.requests[key].reserved) == rig.state.rows.pages_max[row] - 8
+    assert [e.suffixes for e in rig.events(ev.SuffixEvicted)] == [(loads[2].suffix,)]
+    for _ in range(3):
+        rig.step()
+    assert rig.coordinator.confirmed(*key) == rig.state.rows.computed[row] > len(STEM)
+    rig.finish(key)
+    rig.step()
+    assert rig.drained()
+    assert set(rig.hasher.extend(b"", STEM)) <= set(rig.state.index_prefix)
+
+
+def test_a_second_failed_load_takes_it_further_back_and_what_lies_behind_is_nothings_name():
+    rig = rig_with()
+    serve(rig)
+    lose_index(rig)
+    key, command = again(rig, new=8)
+    loads = [t for t in command.index_transfers if t.load]
+    assert len(loads) == PAGES
+    for at in (7, 9, 3):
+        rig.fail(loads[at].transfer)
+    assert [e.rows for e in rig.events(ev.RequestRewound)] == [7 * PAGE, 3 * PAGE]
+    rig.complete(*[t.transfer for i, t in enumerate(loads) if i not in (7, 9, 3)])
+    hashes = rig.hasher.extend(b"", STEM)
+    assert [h in rig.state.index_prefix for h in hashes] == [True] * 3 + [False] * 10
+    assert rig.state.rows.unsettled[rig.row(key)] == len(command.transfers)
+    rig.complete(*[t.transfer for t in command.transfers])
+    rig.retire()
+    for _ in range(4):
+        rig.step()
+    assert rig.coordinator.confirmed(*key) == rig.state.rows.computed[rig.row(key)] > len(STEM)
+    assert set(hashes) <= set(rig.state.index_prefix)
+
+
+def test_without_host_pages_to_go_back_to_it_leaves_the_gpu():
+    rig = rig_with(host_pages=17)
+    serve(rig)
+    lose_index(rig)
+    key, command = again(rig, new=11)
+    assert rig.state.pages.available < PAGES
+    (first, *_) = [t for t in command.index_transfers if t.load]
+    rig.fail(first.transfer)
+    assert not rig.events(ev.RequestRewound) and rig.coordinator.take_preempted() == [key]
+    assert [e.reason for e in rig.events(ev.RequestPreempted)] == ["suffix load failed"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_what_a_failed_load_did_not_write_is_never_stored_again(ranks):
     """The rest of its block is computed and the block sealed while the load is under way."""
     rig = rig_with(ranks=ranks, longest=96)
@@ -196,7 +265,7 @@ def test_what_a_failed_load_did_not_write_is_never_stored_again(ranks):
     rig.fail(bad.transfer, rank=ranks - 1)
     stored = [e for e in rig.events(ev.SuffixPinned) if not e.load and e.epoch == key[1]]
     assert PAGES - 1 not in [entry for e in stored for entry in e.entries]
-    assert rig.coordinator.take_preempted() == [key]
+    assert [e.rows for e in rig.events(ev.RequestRewound)] == [(PAGES - 1) * PAGE]
 
 
 def test_a_failed_store_leaves_nothing_to_find():

@@ -174,10 +174,10 @@ def request_rewound(state: State, e: ev.RequestRewound, seq: int) -> None:
     request, rows, row = state.requests[(e.request, e.epoch)], state.rows, e.row
     assert request.row == row, f"{request.key} holds row {request.row}, not {row}"
     computed, certain = int(rows.computed[row]), int(rows.confirmed[row])
-    published = int(rows.published[row]) * state.page_size
-    assert certain == e.certain and published <= e.rows <= certain, (e, published, certain)
+    assert certain == e.certain and e.rows <= certain, (e, certain)
     move(request, RequestTrigger.rewound, seq)
     first = ceil_div(e.rows, state.page_size)
+    rows.published[row] = min(int(rows.published[row]), first)
     for page in range(first, certain // state.page_size):
         _forget_index_page(state, request, page)
     # Whole pages of the prompt had their hashes at arrival; those of generated tokens may be false.

@@ -93,7 +93,7 @@ def _answer(state: State, e: ev.SuffixCompleted | ev.SuffixFailed, failed: int) 
         assert e.last == (copy.answered == copy.writers), "the quorum decides, not the event"
     if not e.last:
         return
-    loaded = []
+    settled = []
     for copy in moved:
         del state.suffix_copies[copy.transfer]
         request = state.request_of(copy.row)
@@ -104,10 +104,12 @@ def _answer(state: State, e: ev.SuffixCompleted | ev.SuffixFailed, failed: int) 
             _stored(state, copy)
         else:
             _give_back(state, copy)
-            if not copy.failed:
-                loaded.append(copy)
-    for copy in loaded:  # what failed stays unsettled: rows that could read it are never certain
-        register_index_page(state, state.request_of(copy.row), copy.entry)
+            gone = copy.entry * state.page_size >= state.rows.computed[copy.row]  # taken back
+            if gone or not copy.failed:
+                settled.append((copy, gone))
+    for copy, gone in settled:  # what else failed stays so: rows that read it are never certain
+        if not gone:
+            register_index_page(state, state.request_of(copy.row), copy.entry)
         state.rows.unsettled[copy.row] -= 1
         assert state.rows.unsettled[copy.row] >= 0, f"row {copy.row}: more settled than were read"
         if state.rows.unsettled[copy.row] == 0:

@@ -30,7 +30,8 @@ class Tenant(msgspec.Struct, eq=False):
     prompt_tokens: int = 0
     computed: int = 0
     planned: int = 0
-    published: int = 0
+    published: int = 0  # pages, those included that it leased of others
+    leased: int = 0
     last_step: int = 0
     live: bool = False
 
@@ -159,12 +160,25 @@ class Run:
         tenant = self.rows[e.row]
         before = msgspec.structs.replace(tenant, hashes=list(tenant.hashes), computed=e.certain)
         for block, (role, owner, entry) in self.content.items():
-            if owner is tenant and len(self.holders.get(block, ())) > 1:
-                self.content[block] = (role, before, entry)  # others keep what they share
+            if owner is not tenant:
+                continue
+            # Others keep what they share, and a GPU copy of a published page stays one.
+            copied = role is BlockRole.RESIDENT and entry < tenant.leased
+            if copied or len(self.holders.get(block, ())) > 1:
+                self.content[block] = (role, before, entry)
         if tenant.planned == tenant.computed:
             tenant.planned = e.rows
         tenant.computed = e.rows
+        tenant.published = min(tenant.published, ceil_div(e.rows, self.page_size))
+        tenant.leased = min(tenant.leased, tenant.published)
         del tenant.hashes[max(tenant.prompt_tokens, e.rows) // self.page_size :]
+
+    def _resumed(self, e: ev.RequestResumed) -> None:
+        """What was loaded of the pages that it computes again is over, and counts for nothing."""
+        first = ceil_div(self.rows[e.row].computed, self.page_size)
+        entry, slot = divmod(first, self.index_pages_per_block)
+        block = self.block_at.get((BlockRole.INDEX, e.row, entry))
+        self.suffix.unsure -= {at for at in self.suffix.unsure if at[0] == block and at[1] >= slot}
 
     def _ended(self, e: ev.RequestFinished | ev.RequestAborted | ev.RequestPreempted) -> None:
         if (tenant := self.tenants.get((e.request, e.epoch))) is not None:
@@ -212,7 +226,7 @@ class Run:
             self.leases[page] = {e.row}
 
     def _leased(self, e: ev.PrefixLeased) -> None:
-        self.rows[e.row].published = len(e.pages)
+        self.rows[e.row].published = self.rows[e.row].leased = len(e.pages)
         for entry, page in enumerate(e.pages):
             self.leases.setdefault(page, set()).add(e.row)
             self.host[e.row][entry] = page
@@ -293,6 +307,7 @@ _TAKE: dict[type[ev.Event], Callable[[Run, Any], None]] = {
     ev.StepPlanned: Run._planned,
     ev.RowsComputed: Run._computed,
     ev.RequestRewound: Run._rewound,
+    ev.RequestResumed: Run._resumed,
     ev.RequestFinished: Run._ended,
     ev.RequestAborted: Run._ended,
     ev.RequestPreempted: Run._ended,

@@ -58,6 +58,7 @@ def _requests(run: Run, state: State) -> None:
         run.rows[row] = tenant
         tenant.computed, tenant.planned = rows.computed.item(row), rows.planned.item(row)
         tenant.published, tenant.last_step = rows.published.item(row), rows.last_step.item(row)
+        tenant.leased = min(tenant.published, request.hit_tokens // state.page_size)
         named = np.flatnonzero(host[row])
         run.host[row] = dict(zip(named.tolist(), host[row, named].tolist(), strict=True))
         for page in (*run.host[row].values(), *request.reserved):

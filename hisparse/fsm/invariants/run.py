@@ -130,7 +130,7 @@ def complete_before_publish(run: Run, e: ev.Event) -> Iterator[str]:
 
 def publish_accepted_only(run: Run, e: ev.Event) -> Iterator[str]:
     """Publication has no gap and ends where accepted rows end; accepted rows were planned; what
-    was published is not taken back."""
+    was published is not taken back, nor a leased page that it has the indexer rows of."""
     if isinstance(e, ev.PagesPublished):
         published: dict[int, int] = {}
         for row, entry in e.places():
@@ -144,7 +144,11 @@ def publish_accepted_only(run: Run, e: ev.Event) -> Iterator[str]:
                 yield f"row {row} publishes rows up to {end}, computed {computed}"
     elif isinstance(e, ev.RequestRewound):
         tenant = run.rows[e.row]
-        if not tenant.published * run.page_size <= e.rows <= tenant.computed:
+        entry, slot = divmod(e.rows // run.page_size, run.index_pages_per_block)
+        block = run.block_at.get((BlockRole.INDEX, e.row, entry))
+        lacks = tenant.published == tenant.leased and (block, slot) in run.suffix.unsure
+        least = 0 if lacks else tenant.published * run.page_size
+        if not least <= e.rows <= tenant.computed:
             yield (
                 f"row {e.row} goes back to {e.rows} rows: it has published {tenant.published} "
                 f"pages and computed {tenant.computed} rows"
