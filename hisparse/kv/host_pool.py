@@ -21,7 +21,13 @@ the page. The fold refuses a release whose token is not held, at the call.
 A host page is written once an epoch, by the copy that its own reservation was made for, and is
 shared only when PUBLISHED, as a whole page. A hit ends at a page boundary, so the page in which two
 requests part is each one's own, and no shared tail is ever written: copy on write is the
-reservation of a fresh page. A machine that has no arrow from PUBLISHED to PINNED holds it.
+reservation of a fresh page. A machine that has no arrow from PUBLISHED to PINNED holds it. (Index
+blocks hold several pages and are shared: what is kept of one that parts is copied, on the GPU.)
+
+One use is left to a tail that is really copied: a prompt that is cached whole, and ends with a
+page, computes that page again for its last row, where a copy would leave the row alone. It is not
+built, for want of such prompts: of the 12,031 of the Mooncake conversation trace none (pages of
+64), or 7, and 105 rows of 145 M (pages of 16); prompts of other lengths compute no row twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Ranks that answer late, in any order, and fail copies alone: every request ends, nothing is left
-leased, and no invariant breaks, whatever the policy and however small the pools."""
+"""Ranks that lag by whole commands, answer late and in any order, and fail copies alone: every
+request ends, nothing is left leased, and no invariant breaks, whatever the policy and however small
+the pools."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import msgspec
 import numpy as np
@@ -34,12 +36,20 @@ class Rank:
     def __init__(self, number: int, rng: random.Random, rate: float) -> None:
         self.number, self.rng, self.rate = number, rng, rate
         self.pace = rng.choice([0.2, 0.5, 1.0])
+        self.lag = rng.choice([0, 0, 1, 4])  # commands that it is behind the others, mostly
+        self.commands: deque[SparseKVOffloadCommand] = deque()
         self.acks: list[Ack] = []
         self.first = 1
         self.open: list[tuple[int, object, bool]] = []  # step, copy, whether it is enqueued
         self.steps: list[int] = []
 
     def take(self, command: SparseKVOffloadCommand) -> None:
+        """Begin what it is due to begin: `command`, or one of long ago, or nothing."""
+        self.commands.append(command)
+        while len(self.commands) > self.lag or (self.commands and self.rng.random() < 0.1):
+            self._begin(self.commands.popleft())
+
+    def _begin(self, command: SparseKVOffloadCommand) -> None:
         for rank, seq in command.acked:
             if rank == self.number:
                 del self.acks[: seq + 1 - self.first]
