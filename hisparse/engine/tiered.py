@@ -50,6 +50,7 @@ class TieredCache(FixedKV):
         self.device = torch.device(device)
         self.keep = keep
         self.gathered: list[Gathered] = []
+        self._bound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._rows = StepRows(np.zeros(0, np.int32), np.zeros(0, np.int64))
         self._requests = self._selection = torch.zeros((0, 1), dtype=torch.int32)
 
@@ -71,17 +72,25 @@ class TieredCache(FixedKV):
         return as_tensor(self.worker.index.keys(group, row, length).result(), self.device)
 
     def all_keys(self, group: int, positions: int) -> torch.Tensor:
-        view, table = self.worker.index.views[group], self.worker.tables[Table.INDEX]
-        entries = ceil_div(positions, view.span.rows_per_block)
+        entries = ceil_div(positions, self.worker.index.views[group].span.rows_per_block)
+        blocks, table = self._index(group)
 
         def read() -> torch.Tensor:
-            named = as_tensor(table, self.device)[self._requests.clamp(min=0).long(), :entries]
-            blocks = as_tensor(view.array, self.device)[named.long()]
-            return blocks.flatten(1, 2)[:, :positions]
+            named = table[self._requests.clamp(min=0).long(), :entries]
+            return blocks[named.long()].flatten(1, 2)[:, :positions]
 
         keys = as_tensor(self.worker.device.produce(read).result(), self.device)
         beyond = positions - keys.shape[1]  # drafts may lie behind the last position of the tables
         return torch.nn.functional.pad(keys, (0, 0, 0, beyond)) if beyond else keys
+
+    def _index(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks of a group, uint8 [blocks, rows, bytes], and the INDEX table: the memory itself,
+        bound once, since a capture makes no such calls."""
+        if group not in self._bound:
+            worker, device = self.worker, self.device
+            blocks = as_tensor(worker.index.views[group].array, device)
+            self._bound[group] = blocks, as_tensor(worker.tables[Table.INDEX], device)
+        return self._bound[group]
 
     def gather(self, layer: int, top_k: torch.Tensor | None) -> torch.Tensor:
         if top_k is not None:

@@ -313,7 +313,8 @@ class GroupResolver:
             lines * k,
             *(kernels.view(hot), kernels.table(self.worker.tables[Table.RESIDENT])),
             *(address(rows), address(plan.top_k), address(places), address(tokens)),
-            *(np.int32(lines), np.int32(k), np.int32(width), np.int32(g.page_size), address(out)),
+            *(np.int32(lines), np.int32(k), np.int32(width), np.int32(places is plan.places)),
+            *(np.int32(g.page_size), address(out)),
             *(faults.code(self._owners[member]), faults.address),
             *(kernels.sums(self.worker, hot), address(None if member else self._seen)),
         )

@@ -150,19 +150,19 @@ extern "C" __global__ void hisparse_unpack(const int* places, const int* tokens,
   }
 }
 
-// Copy selected rows out: out [n, k, row_bytes], zeros where `places` [n, width] says -1. `tokens` says
-// whose line it is, -1 for nobody's; null: line i is token i's. `counts` (null: not counted) gets the
-// resident and the host-backed entries.
+// Copy selected rows out: out [n, k, row_bytes], zeros where `places` [., width] says -1. `tokens` says
+// whose line it is, -1 for nobody's; null: line i is token i's. `places` is by line, or by token.
+// `counts` (null: not counted) gets the resident and the host-backed entries.
 extern "C" __global__ void hisparse_gather(View view, TableOf resident, const int* rows, const int* top_k,
                                            const int* places, const int* tokens, int lines, int k,
-                                           int width, int page_size, Byte* out, int owner,
-                                           Faults* faults, Sums sums, Wide* counts) {
+                                           int width, int by_token, int page_size, Byte* out,
+                                           int owner, Faults* faults, Sums sums, Wide* counts) {
   unsigned seen[2] = {0, 0};
   const Wide total = (Wide)lines * k;
   for (Wide at = warp_id(); at < total; at += warps()) {
     const int line = (int)(at / k), j = (int)(at - (Wide)line * k), token = tokens ? tokens[line] : line;
     if (token < 0) continue;
-    const int place = places[(Wide)line * width + j], row = rows[token];
+    const int place = places[(Wide)(by_token ? token : line) * width + j], row = rows[token];
     const int position = row < 0 ? -1 : top_k[(Wide)token * k + j];
     const Byte* from = nullptr;
     if (place >= 0 && position >= 0) {
