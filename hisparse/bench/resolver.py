@@ -66,7 +66,7 @@ def selections(shape: Shape, requests: int, share: float, rng: np.random.Generat
     return steps
 
 
-class _World:
+class World:
     """`requests` requests on the device, their pages in extents at random places of the slab."""
 
     def __init__(self, shape: Shape, requests: int, slab: Any, resident: bool) -> None:
@@ -164,7 +164,7 @@ def bench_resolver(shape: Shape, *, runs: int = 15) -> list[Case]:
     cases = []
     for requests, share, resident in [(*case, False) for case in CASES] + [(RESIDENT, 0.1, True)]:
         rng = np.random.default_rng(0)
-        world = _World(shape, requests, slab, resident)
+        world = World(shape, requests, slab, resident)
         steps = selections(shape, requests, share, rng)
         for call, chosen in zip(world.calls, steps, strict=True):
             call.rows.set(np.arange(requests, dtype=np.int32))

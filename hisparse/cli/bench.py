@@ -176,3 +176,16 @@ def host_pool(gib: float, runs: int, json: bool) -> None:
             say(f"pinned {done / GIB:.2f} of {total / GIB:.2f} GiB after {took}")
 
     _report(lambda _: bench_host_pool(gib, runs=runs, on_progress=tell), json)
+
+
+@bench.command()
+@click.option("--runs", type=click.IntRange(1), default=9, show_default=True)
+@_json
+def spill(runs: int, json: bool) -> None:
+    """Page copies between GPU and host: alone, beside a decode loop, beside resolves that miss.
+
+    Example: hisparse bench spill --json
+    """
+    from hisparse.bench.spill import bench_spill
+
+    _report(lambda _: bench_spill(runs=runs), json)

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from hisparse.device.cuda.copies import PAGES_MAX, PIECES_MAX
+from hisparse.device.cuda.copies import PAGES_MAX, PIECES_MAX, WAYS
 from hisparse.device.layout import Geometry
 from hisparse.errors import UsageError
 
 pytestmark = pytest.mark.gpu
 
-WAYS = {"copy engine": False, "kernel": True}
+BY = {"copy engine": (), "kernel": WAYS, "as chosen": ("to gpu", "in gpu")}
 HOLD = r"""
 extern "C" __global__ void hold(const volatile int* flag) { while (*flag == 0) {} }
 """
 
 
-def geometry(row_bytes=656, layers=8, page_size=64, gpu_blocks=40, host_pages=50):
+def geometry(
+    row_bytes=656, layers=8, page_size=64, gpu_blocks=40, host_pages=50, index_row_bytes=132
+):
     page = page_size * row_bytes
     groups = tuple((i,) for i in range(0, layers, 3))
-    index = page_size * 132 * len(groups)
+    index = page_size * index_row_bytes * len(groups)
     return Geometry(
         page_size=page_size,
         layers=layers,
         groups=groups,
         row_bytes=row_bytes,
-        index_row_bytes=132,
+        index_row_bytes=index_row_bytes,
         gpu_blocks=gpu_blocks,
         block_bytes=layers * page,
         host_pages=host_pages,
@@ -46,7 +49,7 @@ def geometry(row_bytes=656, layers=8, page_size=64, gpu_blocks=40, host_pages=50
 class Pools:
     """Both tiers and the suffix pool with random bytes, and the same in plain numpy."""
 
-    def __init__(self, shape, by_kernel=False, seed=0, random=True):
+    def __init__(self, shape, by_kernel=(), seed=0, random=True):
         import cupy
 
         from hisparse.device.cuda.copies import PageCopies
@@ -80,7 +83,9 @@ class Pools:
         return (
             gpu,
             gpu.reshape(g.gpu_blocks, g.layers, g.page_bytes),
-            gpu[:, :used].reshape(g.gpu_blocks, len(g.groups), g.index_pages, g.page_size * 132),
+            gpu[:, :used].reshape(g.gpu_blocks, len(g.groups), g.index_pages, -1)
+            if used
+            else gpu[:, :0],
             self.host.copy().reshape(g.layers, g.host_pages, g.page_bytes),
             self.suffix.copy().reshape(g.suffix_pages, len(g.groups), -1),
         )
@@ -106,7 +111,7 @@ class Pools:
             flag[0] = 1
 
 
-@pytest.mark.parametrize("by_kernel", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 @pytest.mark.parametrize("shape", [(576, 8, 16), (656, 8, 64), (1152, 3, 64), (656, 78, 4)])
 def test_every_byte_of_random_pages_goes_both_ways_and_no_other_byte_changes(shape, by_kernel):
     pools = Pools(geometry(*shape), by_kernel)
@@ -122,9 +127,13 @@ def test_every_byte_of_random_pages_goes_both_ways_and_no_other_byte_changes(sha
         pools.check(wanted)
 
 
-@pytest.mark.parametrize("by_kernel", WAYS.values(), ids=WAYS)
-def test_indexer_pages_go_to_the_suffix_pool_and_back_and_to_other_slots(by_kernel):
-    pools = Pools(geometry(layers=9), by_kernel)
+@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
+@pytest.mark.parametrize("index_row_bytes", [132, 130])
+def test_indexer_pages_go_to_the_suffix_pool_and_back_and_to_other_slots(
+    by_kernel, index_row_bytes
+):
+    """Pages of 130-byte rows are not whole 16-byte chunks: the copy engine moves them all."""
+    pools = Pools(geometry(576, 9, 4, index_row_bytes=index_row_bytes), by_kernel)
     g = pools.geometry
     for _ in range(4):
         _, _, index, _, suffix = wanted = pools.snapshot()
@@ -141,7 +150,7 @@ def test_indexer_pages_go_to_the_suffix_pool_and_back_and_to_other_slots(by_kern
         pools.check(wanted)
 
 
-@pytest.mark.parametrize("by_kernel", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 def test_lists_longer_than_a_launch_or_a_batch_may_change_while_the_copies_wait(by_kernel):
     n = 2 * PAGES_MAX + 5
     shape = geometry(16, 48, 4, gpu_blocks=n + 9, host_pages=n + 20)
@@ -158,7 +167,7 @@ def test_lists_longer_than_a_launch_or_a_batch_may_change_while_the_copies_wait(
     pools.check(wanted)
 
 
-@pytest.mark.parametrize("by_kernel", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 def test_offsets_beyond_32_bits_name_the_right_bytes(by_kernel):
     shape = geometry(gpu_blocks=13_000, host_pages=13_000)
     assert shape.host_pool_bytes > 1 << 32 < shape.gpu_pool_bytes
@@ -177,7 +186,7 @@ def test_offsets_beyond_32_bits_name_the_right_bytes(by_kernel):
     assert np.array_equal(gpu[12_997].get(), page[::-1])
 
 
-@pytest.mark.parametrize("by_kernel", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 def test_the_cpu_is_told_of_a_host_write_when_it_has_happened_and_not_before(by_kernel):
     pools = Pools(geometry(), by_kernel)
     before, page = pools.host.copy(), pools.gpu.get().reshape(40, 8, -1)[7]
@@ -194,7 +203,7 @@ def test_the_cpu_is_told_of_a_host_write_when_it_has_happened_and_not_before(by_
     pools.copies.close()
 
 
-@pytest.mark.parametrize("by_kernel", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "edges cut"])
 def test_a_spill_lies_between_the_last_writer_and_the_next_and_both_edges_are_needed(
     ordered, by_kernel
@@ -204,6 +213,7 @@ def test_a_spill_lies_between_the_last_writer_and_the_next_and_both_edges_are_ne
     compute, d2h = pools.stream, pools.cupy.cuda.Stream(non_blocking=True)
     block = pools.gpu.reshape(40, 8, -1)[5]
     first = pools.host.reshape(8, 50, -1)[:, 3]
+    block.fill(1)  # its kernel is loaded now: that waits for the device
     with pools.held(compute):
         with compute:
             block.fill(0x11)  # the last writer, queued behind what holds the stream
@@ -222,6 +232,21 @@ def test_a_spill_lies_between_the_last_writer_and_the_next_and_both_edges_are_ne
     pools.cupy.cuda.runtime.deviceSynchronize()
     assert (block.get() == 0x22).all()
     assert (first == 0x11).all() == ordered
+
+
+def test_the_first_version_of_the_drivers_call_copies_too(monkeypatch):
+    from hisparse.device.cuda import copies
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(driver, "cuMemcpyBatchAsync"):
+        pytest.skip("the driver has no batched copy")
+    monkeypatch.setattr(copies, "_find_batch", lambda: (driver.cuMemcpyBatchAsync, True))
+    pools = Pools(geometry())
+    _, gpu, _, host, _ = wanted = pools.snapshot()
+    host[:, [4, 2]] = gpu[[7, 9]].swapaxes(0, 1)
+    with pools.stream:
+        pools.copies.spill([7, 9], [4, 2])
+    pools.check(wanted)
 
 
 def test_what_cannot_be_copied_is_refused_and_nothing_is_queued():

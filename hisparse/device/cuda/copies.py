@@ -9,10 +9,11 @@ be changed as soon as the call returns.
     restore, load_index     host page, suffix page -> GPU block      [h2d]
     copy_index              GPU block -> GPU block                   [compute]
 
-Between the tiers the copy engine moves pages, by the driver's batched copy (CUDA 12.8 or later):
-it costs running kernels nothing, where a kernel that stores to host memory holds up all others that
-reach device memory (docs/cuda.md). Where the driver has none, a kernel of few blocks does it; it
-also copies between GPU blocks.
+Pages go to the host by the copy engine, in the driver's batched copy (CUDA 12.8 or later): it costs
+running kernels nothing, where a kernel that stores to host memory holds up all others. Pages come
+back by a kernel of few blocks, since compute waits for them and a launch is queued in less time
+than a batch; the same kernel copies between GPU blocks (docs/cuda.md has the figures). A way that
+cannot go as it should, for want of a batched copy or of whole 16-byte chunks, goes the other way.
 
 A host page that a queued copy will write is not readable by the CPU before `host_writes_done` or
 `wait_host_writes` said so: the event behind them is recorded after the copies of each call.
@@ -21,7 +22,7 @@ A host page that a queued copy will write is not readable by the CPU before `hos
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -34,7 +35,9 @@ from hisparse.device.layout import NULL, Geometry
 from hisparse.errors import ConfigError, DeviceError, UsageError
 
 PAGES_MAX = 252  # of a launch: its parameters hold 4096 bytes
-PIECES_MAX = 8192  # of a batched copy: a page in one layer is a piece
+PIECES_MAX = 8192  # listed at a time; a page in one layer is a piece
+PIECES_AT_ONCE = 256  # of a driver call: the first ones are moved while the others are queued
+WAYS = ("to host", "to gpu", "in gpu")
 _THREADS = 256
 _BLOCKS = {"to host": 2, "to gpu": 8, "in gpu": 64}  # of the kernel
 _STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -95,28 +98,35 @@ class BatchedCopy:
     def queue(
         self, source: Side, at: U64, target: Side, to: U64, layers: int, size: int, stream: int
     ) -> None:
-        """Copy `size` bytes of each of `layers` of each page, in any order among themselves."""
-        assert 0 < layers <= PIECES_MAX, layers
+        """Copy `size` bytes of each of `layers` of each page, in any order among themselves.
+
+        Layer after layer: what is on its way at a time then lies in one layer's part of the host
+        pool, and address translation keeps up (page after page it is a tenth slower).
+        """
         self._sizes.fill(size)
         step = np.arange(layers, dtype=np.uint64)
         from_layers = np.uint64(source.address) + step * np.uint64(source.stride)
         to_layers = np.uint64(target.address) + step * np.uint64(target.stride)
-        most = PIECES_MAX // layers
-        for first in range(0, len(at), most):
-            pages = at[first : first + most]
-            count = len(pages) * layers
-            shape = (len(pages), layers)
-            np.add.outer(pages, from_layers, out=self._sources[:count].reshape(shape))
-            np.add.outer(
-                to[first : first + most], to_layers, out=self._targets[:count].reshape(shape)
-            )
-            self._queue(count, stream)
+        for first in range(0, len(at), PIECES_MAX):
+            pages = slice(first, first + PIECES_MAX)
+            most = PIECES_MAX // len(at[pages])
+            for layer in range(0, layers, most):
+                some = slice(layer, layer + most)
+                shape = (len(step[some]), len(at[pages]))
+                count = shape[0] * shape[1]
+                sources, targets = (
+                    x[:count].reshape(shape) for x in (self._sources, self._targets)
+                )
+                np.add.outer(from_layers[some], at[pages], out=sources)
+                np.add.outer(to_layers[some], to[pages], out=targets)
+                for begin in range(0, count, PIECES_AT_ONCE):
+                    self._queue(begin, min(PIECES_AT_ONCE, count - begin), stream)
 
-    def _queue(self, count: int, stream: int) -> None:
+    def _queue(self, begin: int, count: int, stream: int) -> None:
         lists = (self._targets, self._sources, self._sizes)
         failed = ctypes.c_size_t(0)
         result = self._call(
-            *(ctypes.c_void_p(array.ctypes.data) for array in lists),
+            *(ctypes.c_void_p(array.ctypes.data + 8 * begin) for array in lists),
             ctypes.c_size_t(count),
             ctypes.c_void_p(self._attributes.ctypes.data),
             ctypes.c_void_p(self._first.ctypes.data),
@@ -142,11 +152,12 @@ class PageCopies:
             its host address. No piece (a page in one layer) may lie over two registrations.
         suffix_pool: uint8 ``[suffix_pool_bytes]`` likewise, where there is a CPU tier of indexer
             pages; there a piece is a page in one group.
-        by_kernel: never use the copy engine; None: only where the driver has no batched copy.
+        by_kernel: the ways, of `WAYS`, that go by the kernel where both can.
 
     Raises DeviceError without CuPy or a GPU, ConfigError for pieces that the kernel cannot move
-    where it is needed. Methods raise UsageError for lists of different lengths and for ids that are
-    null or not in the geometry, with nothing queued; DeviceError if the driver refuses a copy.
+    where there is no batched copy. Methods raise UsageError for lists of different lengths and for
+    ids that are null or not in the geometry, with nothing queued; DeviceError if the driver refuses
+    a copy.
     """
 
     def __init__(
@@ -156,11 +167,11 @@ class PageCopies:
         host_pool: npt.NDArray[np.uint8],
         suffix_pool: npt.NDArray[np.uint8] | None = None,
         *,
-        by_kernel: bool | None = None,
+        by_kernel: Collection[str] = ("to gpu", "in gpu"),
     ) -> None:
         self._cupy = require_cupy()
         self.geometry = g = geometry
-        self._batch = BatchedCopy() if has_batched_copy() and not by_kernel else None
+        self._batch = BatchedCopy() if has_batched_copy() else None
         self._kernel = load("copy.cu").get_function("hisparse_copy")
         self._arguments = np.zeros(1, dtype=_PAGES)
         self._index_bytes = g.page_size * g.index_row_bytes  # of a page in one group
@@ -177,7 +188,7 @@ class PageCopies:
                 f"layout.row_bytes, layout.index_row_bytes: pieces of {odd} bytes; without the "
                 "driver's batched copy (CUDA 12.8) they must be multiples of 16"
             )
-        self._in_gpu_by_kernel = not odd
+        self._by_kernel = frozenset(() if odd else by_kernel if self._batch else WAYS)
 
     # -- the tiers ---------------------------------------------------------------------------------
     def spill(self, blocks: Ids, hosts: Ids) -> None:
@@ -255,9 +266,10 @@ class PageCopies:
         if not len(at):
             return
         stream = self._cupy.cuda.get_current_stream()
-        if self._batch is None or (way == "in gpu" and self._in_gpu_by_kernel):
+        if way in self._by_kernel:
             self._launch(_BLOCKS[way], source, at, target, to, layers, size)
         else:
+            assert self._batch is not None, way
             self._batch.queue(source, at, target, to, layers, size, stream.ptr)
         if way == "to host":
             if stream.ptr not in self._writes:

@@ -1,8 +1,8 @@
 // Whole pages, all layers, from one allocation to another: a list of pages in the launch's parameters.
 //
-// Between GPU blocks, and between the tiers where the driver has no batched copy. Beside attention the
-// copy engine moves pages to the host: stores of a kernel to host memory back up in front of those that
-// go to device memory (docs/cuda.md has the figures).
+// From the host to GPU blocks, and between GPU blocks. Beside attention the copy engine moves pages to
+// the host: stores of a kernel to host memory back up in front of those to device memory (docs/cuda.md
+// has the figures); this one does so only where the driver has no batched copy.
 //
 // A page's piece of a layer is contiguous at both ends; layers are strides apart. Ids are turned into
 // byte offsets by the caller: everything here is 64-bit.
@@ -31,14 +31,14 @@ __device__ __forceinline__ uint4 load_once(const uint4* at) {
   return v;
 }
 
-// A warp takes 2 KB at a time; page after page and layer after layer, so that what is on its way at a
-// time lies together.
+// A warp takes 2 KB at a time, layer after layer, so that what is on its way at a time lies in one
+// layer's part of the host pool.
 extern "C" __global__ void __launch_bounds__(256) hisparse_copy(const __grid_constant__ Pages p) {
   constexpr uint32_t STEP = 32 * AT_ONCE;
   const uint32_t steps = (p.chunks + STEP - 1) / STEP, warps = gridDim.x * (blockDim.x / 32);
   const uint32_t total = steps * p.pages * p.layers;
   for (uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / 32; at < total; at += warps) {
-    const uint32_t piece = at / steps, page = piece / p.layers, layer = piece - page * p.layers;
+    const uint32_t piece = at / steps, layer = piece / p.pages, page = piece - layer * p.pages;
     const uint32_t chunk = (at - piece * steps) * STEP + threadIdx.x % 32;
     const ulonglong2 offset = p.offset[page];
     const uint4* from = (const uint4*)(p.source + offset.x + layer * p.source_stride) + chunk;
