@@ -16,8 +16,12 @@ pytestmark = pytest.mark.gpu
 
 BY = {"copy engine": (), "kernel": WAYS, "as chosen": ("to gpu", "in gpu")}
 HOLD = r"""
-extern "C" __global__ void hold(const volatile int* flag) { while (*flag == 0) {} }
+extern "C" __global__ void hold(const volatile int* flag, long long cycles) {
+  const long long start = clock64();
+  while (*flag == 0 && clock64() - start < cycles) {}
+}
 """
+HELD_MAX = 2_000_000_000  # cycles, about a second: a full queue would wait for ever
 
 
 def geometry(
@@ -99,12 +103,12 @@ class Pools:
 
     @contextmanager
     def held(self, stream):
-        """A stream that does nothing until the block ends."""
+        """A stream that does nothing until the block ends (or `HELD_MAX` is over)."""
         flag = self.pinned(4).view(np.int32)
         flag[0] = 0
         address = np.uint64(flag.ctypes.data)
         with stream:
-            self.cupy.RawKernel(HOLD, "hold")((1,), (1,), (address,))
+            self.cupy.RawKernel(HOLD, "hold")((1,), (1,), (address, np.int64(HELD_MAX)))
         try:
             yield
         finally:
@@ -153,8 +157,8 @@ def test_indexer_pages_go_to_the_suffix_pool_and_back_and_to_other_slots(
 @pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 def test_lists_longer_than_a_launch_or_a_batch_may_change_while_the_copies_wait(by_kernel):
     n = 2 * PAGES_MAX + 5
-    shape = geometry(16, 48, 4, gpu_blocks=n + 9, host_pages=n + 20)
-    assert n * shape.layers > 2 * PIECES_MAX
+    shape = geometry(16, 17, 4, gpu_blocks=n + 9, host_pages=n + 20)
+    assert n * shape.layers > PIECES_MAX
     pools = Pools(shape, by_kernel)
     _, gpu, _, host, _ = wanted = pools.snapshot()
     blocks, hosts = pools.some(shape.gpu_blocks, n), pools.some(shape.host_pages, n)
