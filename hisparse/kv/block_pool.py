@@ -5,6 +5,10 @@ that is empty; a cached block loses its content, by a BlocksEvicted, before it i
 the oldest, resident pages go before index blocks: a page can be restored from the host, and without
 its indexer rows no page of the prefix is found.
 
+QUARANTINED blocks and pages count as neither free nor leased, and hold a reset back. Nothing here
+puts one there: how a copy on this node ended is told by its rank, which keeps saying so until it
+was taken in. The state is for writers that may never say, such as a peer's import.
+
     0      null, never given out
     free   -> BlocksReserved          cached -> BlocksEvicted -> free
 """

@@ -27,7 +27,7 @@ blocks hold several pages and are shared: what is kept of one that parts is copi
 One use is left to a tail that is really copied: a prompt that is cached whole, and ends with a
 page, computes that page again for its last row, where a copy would leave the row alone. It is not
 built, for want of such prompts: of the 12,031 of the Mooncake conversation trace none (pages of
-64), or 7, and 105 rows of 145 M (pages of 16); prompts of other lengths compute no row twice.
+64), or 7, and 105 rows of 145 M (pages of 16). Of other prompts no cached page is computed again.
 """
 
 from __future__ import annotations

@@ -113,6 +113,7 @@ def world(seed: int) -> tuple[ReferenceEngine, random.Random]:
             page_size=4,
             gpu_blocks=rng.choice([16, 20, 30]),
             host_pool_gib=rng.choice([14, 30, 64]) * 1024 / GIB,
+            index_pages_per_block=rng.choice([0, 0, 3, 9]),
         ),
         policy=PolicyConfig(
             top_k=4,
