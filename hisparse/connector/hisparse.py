@@ -7,6 +7,7 @@ its worker role it hands commands to the HiSparseWorker and acknowledgements bac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,6 +54,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         self._coordinator = coordinator
         self._worker = worker
         self._cursor = LogCursor(coordinator.log, 0) if coordinator is not None else None
+        self._lost_at = 0  # seq by which a rank was lost, with all that followed from it
         self._step = 0  # the step under way, in worker role
         self.taken = 0  # acknowledgement messages that brought news
         self.inert = 0  # duplicates and messages of an old worker epoch
@@ -90,6 +92,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
             worker_epoch=coordinator.state.worker_epoch[0],
             from_seq=from_seq,
             poison=coordinator.config.checks == "on",
+            epochs=tuple(epochs) if len(set(epochs := coordinator.state.worker_epoch)) > 1 else (),
         )
         return msgspec.msgpack.encode(command)
 
@@ -103,6 +106,45 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
                 self.taken += 1
             else:
                 self.inert += 1
+
+    def lose_rank(self, rank: int, reason: str = "lost", *, seen_epoch: int = 0) -> int:
+        """See `HiSparseCoordinator.lose_rank`. Commands from here on go to the other ranks."""
+        epoch = self.coordinator.lose_rank(rank, reason, seen_epoch=seen_epoch)
+        self._lost_at = self.coordinator.state.seq
+        return epoch
+
+    def join_rank(self, rank: int) -> tuple[int, int] | None:
+        """(worker epoch, seq of its cursor) of the worker that is to follow a lost one, which has
+        to get every command from the next on; None while it cannot begin yet: go on stepping."""
+        if self.position < self._lost_at:
+            return None  # the next command still tells what happened to the lost one
+        if not self.coordinator.join_rank(rank, self.position):
+            return None
+        return self.coordinator.state.worker_epoch[rank], self.position
+
+    def attach(self, workers: Mapping[int, tuple[int, int]]) -> list[int]:
+        """Go on, in a new process, with workers that are still there, by (worker epoch, seq of its
+        cursor) of each rank. Commands begin where they are; ranks that are not named, of another
+        epoch, behind the others, or beyond the end of the log, are lost. Returns which.
+
+        Raises UsageError once a command was built.
+        """
+        coordinator, cursor = self.coordinator, self._cursor
+        assert cursor is not None
+        if cursor.position:
+            raise UsageError("attach comes before the first command")
+        state, end = coordinator.state, coordinator.recovered_seq
+        there = {
+            rank: to_seq
+            for rank, (epoch, to_seq) in workers.items()
+            if epoch == state.worker_epoch[rank] and to_seq <= end
+        }
+        position = max(there.values(), default=end)
+        cursor.take(upto=position)
+        lost = [rank for rank in range(state.config.ranks) if there.get(rank) != position]
+        for rank in lost:
+            self.lose_rank(rank, "not where the log is", seen_epoch=workers.get(rank, (0, 0))[0])
+        return lost
 
     def take_rewound(self) -> list[Rewound]:
         return [

@@ -91,14 +91,13 @@ class HiSparseWorker:
         poisoned = config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES
         self._fill = fill = POISON if poisoned else 0
         self.gpu_pool: Array = device.allocate(self.geometry.gpu_pool_bytes, fill)
-        self.host_pool: Array = device.allocate_pinned(
-            self.geometry.host_pool_bytes, fill, self.geometry.page_bytes
-        )
-        self.suffix_pool: Array | None = (
-            device.allocate_pinned(suffix_bytes, fill, self.geometry.index_page_bytes)
-            if suffix_bytes
-            else None
-        )
+        self.host_pool: Array = None
+        self.suffix_pool: Array | None = None
+        try:
+            self._allocate_host(fill, suffix_bytes)
+        except BaseException:
+            self._release_pools()
+            raise
         self.tables = DeviceTables(self.geometry, device)
         cache = bind_cache(
             self.geometry, device, self.tables, self.gpu_pool, self.host_pool, self.suffix_pool
@@ -183,9 +182,9 @@ class HiSparseWorker:
             raise ProtocolError(f"step {command.step}: copies while the pools have no memory")
         if self._step is not None:
             raise UsageError(f"begin_step({command.step}) before end_step({self._step})")
-        if command.worker_epoch != self.worker_epoch:
+        if (epoch := command.epoch_of(self.rank)) != self.worker_epoch:
             raise ProtocolError(
-                f"rank {self.rank}: command of worker epoch {command.worker_epoch}, "
+                f"rank {self.rank}: command of worker epoch {epoch}, "
                 f"this is epoch {self.worker_epoch}"
             )
         if command.from_seq != self.to_seq or command.to_seq < command.from_seq:
@@ -264,13 +263,22 @@ class HiSparseWorker:
         self.transfers.close()
         self._closed = True
         self.acks.close()
+        self._release_pools()
+        self.handles = self.groups = self._runtimes = ()
+        del self._applier, self.index, self.suffix
+        return last
+
+    def _allocate_host(self, fill: int, suffix_bytes: int) -> None:
+        geometry, pinned = self.geometry, self.device.allocate_pinned
+        self.host_pool = pinned(geometry.host_pool_bytes, fill, geometry.page_bytes)
+        if suffix_bytes:
+            self.suffix_pool = pinned(suffix_bytes, fill, geometry.index_page_bytes)
+
+    def _release_pools(self) -> None:
         for pool in (self.gpu_pool, self.host_pool, self.suffix_pool):
             if pool is not None:
                 self.device.release(pool)
-        self.handles = self.groups = self._runtimes = ()
         self.gpu_pool = self.host_pool = self.suffix_pool = None
-        del self._applier, self.index, self.suffix
-        return last
 
     # -- counters --------------------------------------------------------------------------------
     def group_statistics(self, group: int) -> dict[str, int]:

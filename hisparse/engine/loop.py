@@ -138,6 +138,10 @@ class ReferenceEngine:
         self.coordinator.preempt(*served.key)
         self._requeue(served)
 
+    def is_ending(self, served: Served) -> bool:
+        """Whether it has said all, and only waits for that to be certain."""
+        return served.key in self._ending
+
     def _preempt_if_running(self, served: Served, preempt_at: dict[str, int]) -> None:
         if self.coordinator.state.requests[served.key].live and served.key not in self._ending:
             del preempt_at[served.request]
@@ -197,7 +201,7 @@ class ReferenceEngine:
         """Requests that went back: tokens that were never certain are sampled again."""
         for rewound in self.connector.take_rewound():
             served = self.live.get((rewound.request, rewound.epoch))
-            if served is None:
+            if served is None or served.key not in self.coordinator.state.requests:
                 continue
             served.confirmed_rows = max(served.confirmed_rows, rewound.rows_certain)
             served.withdraw_provisional()
@@ -210,7 +214,8 @@ class ReferenceEngine:
         that begin again because indexer pages could not be loaded."""
         state = self.coordinator.state
         for key in self.coordinator.take_preempted():
-            self._requeue(self.live[key])
+            if key in self.live:  # else its client went away since
+                self._requeue(self.live[key])
         for served in list(self.live.values()):
             request = state.requests.get(served.key)
             if request is None or not (request.live or served.key in state.waiting):

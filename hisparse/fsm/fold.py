@@ -13,7 +13,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.errors import LogError
 from hisparse.fsm import events as ev
 from hisparse.fsm.columns import ids
-from hisparse.fsm.evolve import blocks, pages, requests, suffix
+from hisparse.fsm.evolve import blocks, pages, ranks, requests, suffix
 from hisparse.fsm.state import State
 
 Handler = Callable[[State, Any, int], None]
@@ -50,6 +50,9 @@ HANDLERS: dict[type[ev.Event], Handler] = {
     ev.PolicyChosen: requests.unchanged,
     ev.PrefixCacheReset: requests.unchanged,
     ev.SuffixAsked: suffix.suffix_asked,
+    ev.RankLost: ranks.rank_lost,
+    ev.RankJoined: ranks.rank_joined,
+    ev.SchedulerRecovered: requests.unchanged,
     ev.MemoryReleased: requests.memory_released,
     ev.MemoryRestored: requests.memory_restored,
     ev.RequestAdmitted: requests.request_admitted,

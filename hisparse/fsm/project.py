@@ -165,7 +165,9 @@ class Projection:
             e.transfers, epochs, repeat(e.kind), e.blocks, e.block_epochs, e.pages, e.page_epochs,
         )  # fmt: skip
 
-    def command(self, worker_epoch: int, from_seq: int, to_seq: int) -> SparseKVOffloadCommand:
+    def command(
+        self, worker_epoch: int, from_seq: int, to_seq: int, epochs: tuple[int, ...] = ()
+    ) -> SparseKVOffloadCommand:
         """The command for everything taken in so far."""
         return SparseKVOffloadCommand(
             step=self.step,
@@ -183,6 +185,7 @@ class Projection:
             index_transfers=tuple(self.index_transfers),
             poison_suffixes=tuple(self.poison_suffixes),
             memory=tuple(self.memory),
+            epochs=epochs,
         )
 
 
@@ -192,9 +195,10 @@ def project(
     worker_epoch: int,
     from_seq: int,
     poison: bool,
+    epochs: tuple[int, ...] = (),
 ) -> SparseKVOffloadCommand:
     """Project a contiguous run of events that starts right after `from_seq`."""
     projection, seq = Projection(poison), from_seq
     for seq, event in events:  # noqa: B007  (the last seq is the command's to_seq)
         projection.add(event)
-    return projection.command(worker_epoch, from_seq, seq)
+    return projection.command(worker_epoch, from_seq, seq, epochs)

@@ -45,6 +45,7 @@ class Records(msgspec.Struct, array_like=True):
     suffix_copies: list[SuffixCopy] = []
     suffix_answers: list[tuple[tuple[str, int], tuple[int, int]]] = []
     asleep: int = 0
+    lost: int = 0
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -106,6 +107,7 @@ def snapshot(state: State) -> bytes:
         list(state.suffix_copies.values()),
         list(state.suffix_answers.items()),
         state.asleep,
+        state.lost,
     )
     return msgspec.msgpack.encode(Snapshot(FORMAT, digest(state), columns, records))
 
@@ -161,7 +163,7 @@ def _fill(state: State, taken: Snapshot) -> None:
     state.suffix_index = {page_hash: page for page, page_hash in r.suffix_hashes}
     state.suffix_copies = {copy.transfer: copy for copy in r.suffix_copies}
     state.suffix_answers = dict(r.suffix_answers)
-    state.asleep = r.asleep
+    state.asleep, state.lost = r.asleep, r.lost
     state.next_epoch, state.next_transfer = r.next_epoch, r.next_transfer
     state.acked, state.worker_epoch, state.retired = r.acked, r.worker_epoch, r.retired
     state.promotion_held_until = r.promotion_held_until

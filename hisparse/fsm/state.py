@@ -233,6 +233,7 @@ class State:
         self.next_transfer = 1
         self.acked = [0] * config.ranks  # last acknowledgement taken in, per rank
         self.worker_epoch = [1] * config.ranks
+        self.lost = 0  # ranks whose worker is gone, one bit each: nobody is admitted meanwhile
         self.asleep = 0  # 1: the GPU pool has no memory; 2: the host tiers have none either
         self.promotion_held_until = 0  # no page comes back to the GPU before this step
         self.retired = [0] * config.ranks  # last step whose device accesses are over, per rank
@@ -289,6 +290,7 @@ def _records(state: State) -> list[Any]:
     # What logs of before this field never set is left out: their digests stay what they were.
     held = [state.promotion_held_until] if state.promotion_held_until else []
     asleep = [["asleep", state.asleep]] if state.asleep else []
+    lost = [["lost", state.lost]] if state.lost else []
     suffix = [
         sorted(state.suffix_index.items()),
         list(state.suffix_copies.values()),
@@ -297,6 +299,7 @@ def _records(state: State) -> list[Any]:
     return [
         *held,
         *asleep,
+        *lost,
         state.seq,
         state.step,
         state.now_us,

@@ -164,6 +164,12 @@ def words(e: ev.Event, seq: int, who: Who) -> str:
             return f"sleep: {what} gave the memory up"
         case ev.MemoryRestored():
             return "wake: the pools have their memory again"
+        case ev.RankLost():
+            return f"the worker of rank {e.rank} was lost ({e.reason}), with all that it held"
+        case ev.RankJoined():
+            return f"a worker of rank {e.rank} joined in worker epoch {e.worker_epoch}"
+        case ev.SchedulerRecovered():
+            return f"another scheduler process went on with this log ({e.reason})"
         case ev.PrefixCacheReset():
             return "the prefix caches were reset"
         case ev.AdmissionDeferred() | ev.RequestRefused():

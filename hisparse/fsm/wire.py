@@ -102,6 +102,9 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     `memory`, before all of these: 1, the GPU pool gives its memory up; 2, the host tiers too; 0,
     they have it again. While there is none, nothing but tables is touched.
 
+    `epochs`, where ranks differ in it, is the worker epoch of each rank; `worker_epoch` is that of
+    rank 0 then.
+
     `acked` says, as (rank, seq) pairs, up to where the scheduler has taken each rank's
     acknowledgements in: they need not be kept or sent again.
     """
@@ -121,6 +124,11 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
     index_transfers: tuple[IndexTransfer, ...] = ()
     poison_suffixes: tuple[int, ...] = ()
     memory: tuple[int, ...] = ()
+    epochs: tuple[int, ...] = ()
+
+    def epoch_of(self, rank: int) -> int:
+        """The worker epoch of `rank` that this is for."""
+        return self.epochs[rank] if self.epochs else self.worker_epoch
 
 
 class AckKind(enum.IntEnum):

@@ -18,7 +18,7 @@ import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_packing import Footprint
-from hisparse.errors import IllegalTransition, UsageError
+from hisparse.errors import IllegalTransition, LogDamage, UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.history import with_history
@@ -28,7 +28,7 @@ from hisparse.fsm.machines import LIVE, RequestState
 from hisparse.fsm.metrics import Metrics
 from hisparse.fsm.state import Key, State, digest
 from hisparse.fsm.wire import Acknowledgements
-from hisparse.kv import validate
+from hisparse.kv import restart, validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, local_hit, make_room, never_fits
 from hisparse.kv.budget import spare
@@ -61,15 +61,23 @@ class HiSparseCoordinator:
     """
 
     def __init__(
-        self, config: HiSparseConfig, log: EventLog, *, suffix: SuffixSource | None = None
+        self,
+        config: HiSparseConfig,
+        log: EventLog,
+        *,
+        suffix: SuffixSource | None = None,
+        _recovering: bool = False,
     ) -> None:
-        if log.next_seq != 1:
-            raise UsageError(f"the log holds events up to {log.next_seq - 1}: use a fresh one")
+        if log.next_seq != 1 and not _recovering:
+            raise UsageError(
+                f"the log holds events up to {log.next_seq - 1}: use a fresh one, or `recover`"
+            )
         resolve(config.policy.name)
         self.config = config
         self.log = log
         self.state = State(config)
         self._broken: Exception | None = None
+        self.recovered_seq = 0  # the last that another process wrote
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
         self._under_way = np.zeros(0, dtype=np.int64)  # request rows of the last step planned
         self._rewound: dict[Key, ev.RequestRewound] = {}  # not told to the engine yet
@@ -83,6 +91,12 @@ class HiSparseCoordinator:
         if self._broken is not None:
             raise UsageError(f"this coordinator stopped at an earlier fault: {self._broken}")
         seq = self.log.append(event)
+        self._fold(event, seq)
+        if isinstance(event, ev.RequestRewound):
+            self._note_rewound(event)
+        return seq
+
+    def _fold(self, event: ev.Event, seq: int) -> None:
         if self.checker is not None:
             self.checker.event(seq, event)
         try:
@@ -94,9 +108,6 @@ class HiSparseCoordinator:
             self._broken = error
             raise
         self.metrics.take(event)
-        if isinstance(event, ev.RequestRewound):
-            self._note_rewound(event)
-        return seq
 
     def _note_rewound(self, e: ev.RequestRewound) -> None:
         """One word a request, however often it goes back before anybody asks; `plan_step` forgets
@@ -144,7 +155,7 @@ class HiSparseCoordinator:
     def admit_waiting(self) -> list[Key]:
         """Admit from the head of the queue while every budget holds; returns who was admitted."""
         admitted: list[Key] = []
-        while self.state.waiting and not self.state.asleep:
+        while self.state.waiting and not self.state.asleep and not self.state.lost:
             key = next(iter(self.state.waiting))
             request = self.state.requests[key]
             cause = request.arrived_seq
@@ -284,9 +295,9 @@ class HiSparseCoordinator:
 
     def take_preempted(self) -> list[Key]:
         """Requests that were taken off the GPU since the last call, and not by `preempt`: indexer
-        pages that they read could not be loaded, and they could not be rewound. Like any preempted
-        request they come back by `arrive`, with the tokens that are certain (`confirmed` rows
-        before the end: none)."""
+        pages that they read could not be loaded, and they could not be rewound, or a rank was lost.
+        Like any preempted request they come back by `arrive`, with the tokens that are certain
+        (`confirmed` rows before the end; of a failed load: none)."""
         taken, self._preempted = self._preempted, []
         return taken
 
@@ -319,6 +330,77 @@ class HiSparseCoordinator:
         taken, self._rewound = list(self._rewound.values()), {}
         return taken
 
+    # -- ranks and processes that go, and come again ----------------------------------------------
+    def lose_rank(self, rank: int, reason: str = "lost", *, seen_epoch: int = 0) -> int:
+        """The worker of `rank` is gone, with its pools (`kv.restart`); what it says from here on is
+        inert. Live requests are preempted (`take_preempted`), and nobody is admitted before
+        `join_rank`.
+
+        Args:
+            rank: the rank's number.
+            reason: for the log.
+            seen_epoch: the highest worker epoch that anybody knows of, where a log may have lost
+                the one that it gave out.
+
+        Returns:
+            The worker epoch of the worker that follows. Raises UsageError for a rank that is not.
+        """
+        validate.rank(self.state, rank)
+        epoch = max(self.state.worker_epoch[rank], seen_epoch) + 1
+        seq = self._record(ev.RankLost(0, rank, epoch, reason))
+        self._preempted += self._run(restart.lose(self.state, rank, self.suffix, seq))
+        return epoch
+
+    def join_rank(self, rank: int, at_seq: int) -> bool:
+        """The worker that follows a lost one begins, its cursor at `at_seq`: no command before that
+        will reach it. Both caches are empty afterwards.
+
+        False, with nothing changed and nothing logged, while anybody holds something (see
+        `reset_prefix_cache`), or asleep. Raises UsageError for a rank that is not lost.
+        """
+        validate.rank(self.state, rank)
+        if not self.state.lost >> rank & 1:
+            raise UsageError(f"rank {rank} was not lost: there is nothing to join")
+        if self.state.asleep or holders(self.state):
+            return False
+        seq = self._record(ev.RankJoined(0, rank, self.state.worker_epoch[rank], at_seq))
+        self._run(drop_all(self.state, self.suffix, seq))
+        return True
+
+    @classmethod
+    def recover(
+        cls,
+        config: HiSparseConfig,
+        log: EventLog,
+        *,
+        suffix: SuffixSource | None = None,
+        reason: str = "restarted",
+    ) -> HiSparseCoordinator:
+        """Go on with a log that another process wrote: its state, with every request aborted that
+        had not ended. What was cached stays; a rank that is not there any more, or not where the
+        log is, has to be lost (`HiSparseConnector.attach`).
+
+        Raises LogError for a log that does not begin at its first event, LogDamage for one that
+        dropped events: such a pool is not restartable, begin an empty log.
+        """
+        made = cls(config, log, suffix=suffix, _recovering=True)
+        last: ev.Event | None = None
+        for seq, event in log.read(1):
+            if isinstance(event, ev.LogGap):
+                raise LogDamage(
+                    f"the log dropped events {event.after_seq + 1} to {seq}: its state is unknown; "
+                    "begin with an empty log"
+                )
+            assert isinstance(event, ev.Event)
+            made._fold(event, seq)
+            if event.is_input and not event.cause and not isinstance(event, ev.SchedulerRecovered):
+                last = event
+        made.recovered_seq = made.state.seq
+        if made.state.seq:
+            cause = made._record(ev.SchedulerRecovered(0, reason))
+            made._run(restart.complete(made.state, last, made.suffix, cause))
+        return made
+
     # -- the caches as a whole -------------------------------------------------------------------
     def reset_prefix_cache(self) -> bool:
         """Forget every page that a prefix could find, in both tiers.
@@ -338,12 +420,12 @@ class HiSparseCoordinator:
         host tiers, which at level 1 keep what they hold. The next command tells the workers.
 
         False, with nothing changed and nothing logged, while anybody holds something (see
-        `reset_prefix_cache`), or asleep. Requests may arrive and wait; none is admitted.
-        Raises UsageError for another level.
+        `reset_prefix_cache`), while a rank is lost, or asleep. Requests may arrive and wait; none
+        is admitted. Raises UsageError for another level.
         """
         if level not in (1, 2):
             raise UsageError(f"sleep level {level}: use 1 (host tiers keep their memory) or 2")
-        if self.state.asleep or holders(self.state):
+        if self.state.asleep or self.state.lost or holders(self.state):
             return False
         seq = self._record(ev.MemoryReleased(0, level))
         if level == 2:

@@ -270,4 +270,4 @@ class HiSparseHotManager(SingleTypeKVCacheManager):
     def release(self, row: int, cause: int) -> Decision[None]:
         if self.state.request_of(row).hot is HotState.LEASED:
             yield ev.HotReleased(cause, row)
-            yield from self.give_back(row, self.entries(row), BlockTrigger.abandoned, cause)
+        yield from self.give_back(row, self.entries(row), BlockTrigger.abandoned, cause)

@@ -35,6 +35,12 @@ def arrival(state: State, request: str, prompt_tokens: int, max_tokens: int, has
         raise UsageError(f"request {request!r}: {hashes} page hashes for {whole} whole pages")
 
 
+def rank(state: State, number: int) -> None:
+    """A rank that this replica has."""
+    if not 0 <= number < state.config.ranks:
+        raise UsageError(f"rank {number}: this replica has ranks 0..{state.config.ranks - 1}")
+
+
 def known(state: State, request: str, epoch: int) -> Request:
     """The request of that id and epoch."""
     found = state.requests.get((request, epoch))

@@ -64,7 +64,7 @@ class CalmRunner:
     ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
         assert self.engine is not None
         self.connector.start_load_kv(meta)
-        self.model.prepare(self.engine, rows).run(self.worker, self.seen)
+        self.model.prepare(self.engine, rows, self.seen).run(self.worker)
         self.connector.wait_for_save()
         self.device.advance(self.rng.randrange(40))
         chosen = self.model.choose(tokens, rows, sampled)

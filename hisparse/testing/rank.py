@@ -24,7 +24,7 @@ from hisparse.device.transfers import CopyFault
 from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import ProtocolError
 from hisparse.fsm.wire import Acknowledgements, Table
-from hisparse.testing.tagged import ForwardPass, Seen
+from hisparse.testing.tagged import ForwardPass
 
 INBOX_STEPS_MAX = 6  # a rank is never further behind: an engine has only so many steps in flight
 
@@ -91,7 +91,6 @@ class SimRank:
         config: what scheduler and worker agree on.
         number: the rank's number.
         device: its device; faults of a kind that strikes at the start are on it already.
-        seen: where the checks inside its streams note what they saw.
         seed: how far its device gets meanwhile.
     """
 
@@ -100,7 +99,6 @@ class SimRank:
         config: HiSparseConfig,
         number: int,
         device: RankDevice,
-        seen: Seen,
         seed: str,
         *,
         worker_epoch: int = 1,
@@ -110,7 +108,6 @@ class SimRank:
     ) -> None:
         self.number = number
         self.device = device
-        self.seen = seen
         self.rng = random.Random(f"{seed} pace of rank {number}")
         self.worker = HiSparseWorker(
             config,
@@ -124,8 +121,14 @@ class SimRank:
         self.connector = HiSparseConnector(KVConnectorRole.WORKER, worker=self.worker)
         self.inbox: deque[Task] = deque()
         self.channel = Channel()
+        self.dead = False  # it takes nothing and says nothing any more
         self.behind_until = 0  # it begins no step before this one
         self.pace_units = 40  # most that its streams get done after each step, by themselves
+
+    def die(self) -> None:
+        """Its process ends here; what it said is under way. Its memory goes with it."""
+        self.dead = True
+        self.inbox.clear()
 
     def run(self, now: int) -> None:
         """Begin and end what lies in the inbox, unless the rank is behind."""
@@ -136,7 +139,7 @@ class SimRank:
     def run_one(self) -> None:
         task = self.inbox.popleft()
         self.connector.start_load_kv(task.meta)
-        task.work.run(self.worker, self.seen)
+        task.work.run(self.worker)
         self.connector.wait_for_save()
 
     def refuses(self, meta: bytes | None) -> bool:

@@ -6,6 +6,7 @@ driver (`hisparse.testing.simulator`) and a state machine of a property test cal
 After any of them `check` says whether everything still holds.
 
     submit  step  abort  preempt  stop  reset  sleep  wake_up        what an engine does
+    crash_rank  crash_scheduler                                      what happens to it
     check                                                            raises InvariantViolation
 
 In a step, the command goes into every rank's inbox; ranks run when they are not behind, in any
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,22 +30,23 @@ from hisparse.device.rows import StepRows
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.errors import InvariantViolation
+from hisparse.errors import DeviceError, InvariantViolation
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.fold import evolve
-from hisparse.fsm.log import EventLog, MemoryLog
+from hisparse.fsm.log import EventLog
 from hisparse.fsm.state import State, digest
-from hisparse.fsm.wire import AnyTransfer
+from hisparse.fsm.wire import Acknowledgements, AnyTransfer
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.base import Fault, Incident
 from hisparse.testing.losses import Losses
 from hisparse.testing.rank import RankDevice, SimRank, Task
+from hisparse.testing.restarts import Restarts, SchedulerDied, SimLog
 from hisparse.testing.tagged import Seen, TaggedModel
 from hisparse.testing.worlds import EOS, Workload
 
-SETTLE_STEPS_MAX = 600  # of the liveness phase
+STALLED_STEPS_MAX = 400  # of the liveness phase, in which no request comes to an end
 STEP_MS = 10
 COPY_LOSSES = ("copy_failed", "copy_partial")
 
@@ -84,29 +86,36 @@ class SimReplica:
         self.sometimes: Counter[str] = Counter()
         self.incidents: list[Incident] = []
         self.seen = Seen()
+        self.rows_checked_before = 0
         longest = config.schedule.max_model_len
         self.workload = Workload(random.Random(f"{seed} workload"), longest, tides)
         self.model = TaggedModel(config, random.Random(f"{seed} model"))
+        self.on_open: list[Callable[[], None]] = []  # called when a scheduler has begun
         self.faults: list[Fault] = [
             ATLAS[kind](self, rate, random.Random(f"{seed} fault {kind}"))
             for kind, rate in sorted((faults or {}).items())
             if rate > 0
         ]
-        self.seen.tolerates_faults = any(fault.kind in COPY_LOSSES for fault in self.faults)
+        self.tolerates_faults = any(fault.kind in COPY_LOSSES for fault in self.faults)
+        self.last_words: dict[int, Acknowledgements] = {}  # by rank: the last message of all
+        self.restarts = Restarts(self, seed)
         self._message_faults = self._with("message")
         self._copy_faults = self._with("copy_fails")
         self._command_faults = self._with("command")
         self._strikers = self._with("strike")
-        self.log: EventLog = MemoryLog(None)
+        self.log: EventLog = SimLog()
+        self.on_device_error: Callable[[SimRank], None] | None = None  # a fault that expects one
         self.served = 0  # requests that came to an end of any kind
         self.ranks = [self.make_rank(n) for n in range(config.ranks)]
-        self._open(HiSparseCoordinator(config, self.log))
+        self.open(HiSparseCoordinator(config, self.log))
 
     def _with(self, hook: str) -> list[Fault]:
         return [f for f in self.faults if getattr(type(f), hook) is not getattr(Fault, hook)]
 
-    def _open(self, coordinator: HiSparseCoordinator, at_seq: int = 0) -> None:
+    def open(self, coordinator: HiSparseCoordinator) -> None:
         """A scheduler process begins, around `coordinator`."""
+        self.rows_checked_before += self.seen.rows_checked
+        self.seen = Seen(self.tolerates_faults)
         self.coordinator = coordinator
         self.connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=coordinator)
         self.engine = ReferenceEngine(
@@ -118,6 +127,8 @@ class SimReplica:
             drafts=self.model.drafts,
         )
         self.losses = Losses(coordinator, self.seen)
+        for hook in self.on_open:
+            hook()
         self._codec = Codec(EVENT_TYPES)
         self._shadow = State(self.config)
         self._cursor = LogCursor(self.log, 0)
@@ -139,13 +150,17 @@ class SimReplica:
             self.config,
             number,
             device,
-            self.seen,
             self.seed,
             copy_fault=copy_fault if self._copy_faults else None,
             **more,
         )
         box.append(rank)
         return rank
+
+    @property
+    def rows_checked(self) -> int:
+        """Rows that the content oracle has compared."""
+        return self.rows_checked_before + self.seen.rows_checked
 
     @property
     def state(self) -> State:
@@ -162,7 +177,8 @@ class SimReplica:
 
     def preempt(self, served: Served) -> bool:
         """It leaves the GPU and comes back at the end of the queue; False where it cannot now."""
-        if not self.state.requests[served.key].live:
+        request = self.state.requests.get(served.key)
+        if request is None or not request.live or self.engine.is_ending(served):
             return False
         self.engine.preempt(served)
         return True
@@ -180,11 +196,23 @@ class SimReplica:
     def wake_up(self) -> None:
         self.coordinator.wake_up()
 
+    def crash_rank(self, number: int, notice_steps: int = 0) -> None:
+        """The worker process of a rank is gone; the scheduler hears of it after so many steps."""
+        self.restarts.crash_rank(number, notice_steps)
+
+    def crash_scheduler(self, **how: Any) -> None:
+        """The scheduler process is gone, and another goes on with its log (`Restarts`)."""
+        self.restarts.crash_scheduler(**how)
+
     def step(self) -> None:
         """One scheduler step and what follows from it; raises InvariantViolation."""
         self.now += 1
+        self.restarts.tend()
         self.coordinator.tick(self.now * STEP_MS * 1000)
-        self.engine.step()
+        try:
+            self.engine.step()
+        except SchedulerDied as death:
+            death.restart()
         self.served = self._done_before + len(self.engine.done)
         self.losses.check()
         self._raise_first()
@@ -207,20 +235,18 @@ class SimReplica:
         """The liveness phase: serve all that is there to its end. Raises InvariantViolation
         ``progress`` if it does not end, ``survives`` for a fault that was not survived."""
         self.cease()
-        state = self.state
-        for _ in range(SETTLE_STEPS_MAX):
+        ended, at = -1, self.now
+        while self._busy():
+            if ended != self.served:
+                ended, at = self.served, self.now
+            if self.now - at > STALLED_STEPS_MAX:
+                held = [f"{k[0]}/{k[1]} {r.state.name}" for k, r in self.state.requests.items()]
+                text = f"faults have ceased, and for {STALLED_STEPS_MAX} steps no request ended: "
+                text += f"{held}, transfers {sorted(self.state.transfers)}"
+                raise InvariantViolation("progress", text, seq=self.state.seq)
             if self.coordinator.is_sleeping:
                 self.wake_up()
-            state = self.state
-            busy = self.engine.live or state.requests or state.transfers or state.suffix_copies
-            if not busy and not any(rank.inbox or len(rank.channel) for rank in self.ranks):
-                break
             self.step()
-        else:
-            held = [f"{key[0]}/{key[1]} {r.state.name}" for key, r in state.requests.items()]
-            text = f"{SETTLE_STEPS_MAX} steps after the last fault these do not end: {held}, "
-            text += f"transfers {sorted(state.transfers)}"
-            raise InvariantViolation("progress", text, seq=state.seq)
         for rank in self.ranks:
             rank.device.synchronize(None)
         self.step()  # says what ended last
@@ -230,8 +256,14 @@ class SimReplica:
         if self.incidents:
             first = self.incidents[0]
             text = f"{first.kind} in step {first.step} was not survived: {first.told}"
-            raise InvariantViolation("survives", text, seq=state.seq)
+            raise InvariantViolation("survives", text, seq=self.state.seq)
         self._nothing_left()
+
+    def _busy(self) -> bool:
+        state = self.state
+        held = self.engine.live or state.requests or state.transfers or state.suffix_copies
+        under_way = any(rank.inbox or len(rank.channel) or rank.dead for rank in self.ranks)
+        return bool(held) or under_way or self.coordinator.is_sleeping or state.lost > 0
 
     def _nothing_left(self) -> None:
         """Nobody holds anything: both tiers can be emptied, and ranks give all memory back."""
@@ -240,6 +272,7 @@ class SimReplica:
             raise InvariantViolation("conservation", text, seq=self.state.seq)
         self.check()
         for rank in self.ranks:
+            assert not rank.dead, f"rank {rank.number} never came again"
             rank.connector.shutdown()
             left = rank.device.statistics()["allocated_bytes"]
             if left:
@@ -250,17 +283,15 @@ class SimReplica:
     def execute(
         self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
-        task = Task(meta, self.model.prepare(self.engine, rows), self.connector.position)
+        work = self.model.prepare(self.engine, rows, self.seen)
+        task = Task(meta, work, self.connector.position)
         order = self.ranks
         if len(order) > 1:
             order = self.rng.sample(order, len(order))
         messages: list[bytes] = []
         for rank in order:
-            rank.inbox.append(task)
-            for fault in self._command_faults:
-                fault.command(rank)
-            rank.run(self.now)
-            self._send(rank)
+            if not rank.dead:
+                self._run(rank, task)
             messages += map(msgspec.msgpack.encode, rank.channel.take(self.now))
         chosen = self.model.choose(tokens, rows, sampled)
         logits = np.zeros((len(chosen), 0), dtype=np.float32)
@@ -269,10 +300,25 @@ class SimReplica:
         packed = msgspec.msgpack.encode(tuple(map(msgspec.Raw, messages)))
         return chosen, logits, KVConnectorOutput(packed)
 
-    def _send(self, rank: SimRank) -> None:
-        message = rank.worker.poll()
-        if message is None:
+    def _run(self, rank: SimRank, task: Task) -> None:
+        rank.inbox.append(task)
+        for fault in self._command_faults:
+            fault.command(rank)
+            if rank.dead:
+                return
+        try:
+            rank.run(self.now)
+            message = rank.worker.poll()
+        except DeviceError:
+            if self.on_device_error is None:
+                raise
+            self.on_device_error(rank)
             return
+        if message is not None:
+            self.last_words[rank.number] = message
+            self._send(rank, message)
+
+    def _send(self, rank: SimRank, message: Acknowledgements) -> None:
         for fault in self._message_faults:
             instead = fault.message(rank, message)
             if instead is not None:

@@ -86,7 +86,7 @@ class Simulation:
             result.error, result.violation = error, self._name(error)
         result.seconds = time.perf_counter() - began
         result.steps, result.events = replica.now, replica.state.seq
-        result.rows_checked = replica.seen.rows_checked
+        result.rows_checked = replica.rows_checked
         result.fired, result.sometimes = dict(replica.fired), dict(replica.sometimes)
         result.counts = dict(replica.coordinator.metrics.counts)
         result.digest = replica.coordinator.digest()

@@ -55,31 +55,32 @@ class ForwardPass:
 
     step: int
     seq: int
+    seen: Seen
     rows: StepRows
     keys: dict[int, Key]
     tables: list[tuple[int, Table, np.ndarray]]  # of the step's requests, as the scheduler has them
     groups: list[GroupPass] = field(default_factory=list)
 
-    def run(self, worker: HiSparseWorker, seen: Seen) -> None:
+    def run(self, worker: HiSparseWorker) -> None:
         """Queue it all, between the step's command and its end."""
-        self.probe(worker, seen)
+        self.probe(worker)
         rows = self.rows
         for group, work in enumerate(self.groups):
             worker.index.write(group, rows, work.index_rows)
             for row, want in work.index_want.items():
                 keys = worker.index.keys(group, row, len(want))
-                self._expect(seen, keys, want, f"index {group}", row)
+                self._expect(keys, want, f"index {group}", row)
             for place, (layer, own, want) in enumerate(work.layers):
                 handle = worker.handles[layer]
                 handle.write(rows, own)
                 picked = handle.gather(rows, None if place else work.selection)
-                self._expect(seen, picked, want, f"layer {layer}")
+                self._expect(picked, want, f"layer {layer}")
 
-    def probe(self, worker: HiSparseWorker, seen: Seen) -> None:
+    def probe(self, worker: HiSparseWorker) -> None:
         """`table_truth`, on the compute stream, as the step sees the tables."""
 
         def compare() -> None:
-            seen.tables_checked += 1
+            self.seen.tables_checked += 1
             for row, table, want in self.tables:
                 have = worker.tables[table][row]
                 width = min(len(want), len(have))
@@ -92,11 +93,11 @@ class ForwardPass:
 
         worker.device.compute.enqueue(compare)
 
-    def _expect(
-        self, seen: Seen, pending: Any, want: np.ndarray, what: str, of: int | None = None
-    ) -> None:
+    def _expect(self, pending: Any, want: np.ndarray, what: str, of: int | None = None) -> None:
         """Check `pending` when it is read: rows gathered for each of the step's rows, or the
         indexer rows of request row `of`, which all its rows of the step read."""
+
+        seen = self.seen
 
         def check(data: np.ndarray) -> None:
             seen.rows_checked += want.size // want.shape[-1]
@@ -126,13 +127,13 @@ class TaggedModel:
         self.spec = config.schedule.lookahead_rows
         self.guesses = random.Random(rng.random() if self.spec else 0)
 
-    def prepare(self, engine: ReferenceEngine, rows: StepRows) -> ForwardPass:
+    def prepare(self, engine: ReferenceEngine, rows: StepRows, seen: Seen) -> ForwardPass:
         state = engine.coordinator.state
         layout = self.config.layout
         named = dict.fromkeys(rows.rows.tolist())
         keys = {row: state.request_of(row).key for row in named}
         tables = [(row, t, state.table(t)[row].copy()) for row in named for t in Table]
-        work = ForwardPass(state.step, state.seq, rows, keys, tables)
+        work = ForwardPass(state.step, state.seq, seen, rows, keys, tables)
         if not named:
             return work
         chains = {row: self._chain(engine, key) for row, key in keys.items()}

@@ -63,7 +63,8 @@ def test_a_simulated_run_is_decided_again_event_by_event(simulated, seed):
     assert outcome.figures.violations == []
 
 
-INPUTS = {cls for cls in ev.EVENT_TYPES if cls.is_input and kind_of(cls) < 20}
+RESTARTS = {ev.RankLost, ev.RankJoined, ev.SchedulerRecovered}  # refused by name
+INPUTS = {cls for cls in ev.EVENT_TYPES if cls.is_input and kind_of(cls) < 20} - RESTARTS
 REFUSED_ALONE = {*ASKED_ANEW, ev.LogGap, ev.MemoryRestored}
 MAY_CHANGE_NOTHING = {ev.RequestFinished}  # at its last token: it has a test of its own
 TOLD = INPUTS - REFUSED_ALONE - MAY_CHANGE_NOTHING
@@ -93,7 +94,16 @@ def test_every_input_that_a_replay_is_told_counts(simulated, kind):
     assert outcome.first_difference["recorded"]["kind"] == kind.__name__
 
 
-@pytest.mark.parametrize("event", [ev.WorkerOpened(0, 0, 1, 0), ev.LogGap(0, 1, "full")])
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.WorkerOpened(0, 0, 1, 0),
+        ev.LogGap(0, 1, "full"),
+        ev.RankLost(0, 0, 2, "died"),
+        ev.RankJoined(0, 0, 2, 0),
+        ev.SchedulerRecovered(0, "restarted"),
+    ],
+)
 def test_an_input_that_no_replay_can_be_told_of_is_refused_by_name(clean, event):
     config, events = clean
     with pytest.raises(UsageError, match=f"seq 1 .*does not know: {type(event).__name__}"):

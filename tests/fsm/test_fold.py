@@ -21,7 +21,7 @@ CONFIG = small_config()
 CODEC = Codec(ev.EVENT_TYPES)
 every_event = pytest.mark.parametrize("cls", ev.EVENT_TYPES, ids=lambda cls: cls.__name__)
 # Participles, and the two inputs that are things.
-HAPPENED = re.compile(r"(ed|Held|Reset|Rewound|Taken|Sent|Chosen|Tick|LogGap)$")
+HAPPENED = re.compile(r"(ed|Held|Lost|Reset|Rewound|Taken|Sent|Chosen|Tick|LogGap)$")
 
 
 def kind_of(cls):

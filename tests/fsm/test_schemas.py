@@ -40,6 +40,7 @@ COMMAND_FIELDS = {
         "index_transfers",
         "poison_suffixes",
         "memory",
+        "epochs",
     ],
     "IndexTransfer": [
         "transfer",

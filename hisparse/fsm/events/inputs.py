@@ -138,6 +138,35 @@ class MemoryReleased(Event, frozen=True, gc=False, array_like=True, tag=14):
     level: int
 
 
+class RankLost(Event, frozen=True, gc=False, array_like=True, tag=16):
+    """The worker of `rank` is gone, with its GPU pool and its own host pools; what it did not
+    acknowledge it never will. `worker_epoch` is that of the worker which follows it: whatever an
+    earlier one says from here on is inert."""
+
+    is_input: ClassVar[bool] = True
+    rank: int
+    worker_epoch: int
+    reason: str
+
+
+class RankJoined(Event, frozen=True, gc=False, array_like=True, tag=17):
+    """A worker of `rank` begins in `worker_epoch`, its cursor at `at_seq`. Nobody holds anything,
+    and what was cached is forgotten in the events that follow: that rank has none of it."""
+
+    is_input: ClassVar[bool] = True
+    rank: int
+    worker_epoch: int
+    at_seq: int
+
+
+class SchedulerRecovered(Event, frozen=True, gc=False, array_like=True, tag=18):
+    """Another process goes on with this log. Requests that had not ended are aborted in the events
+    that follow; what the log broke off in the middle of is completed there."""
+
+    is_input: ClassVar[bool] = True
+    reason: str
+
+
 class MemoryRestored(Event, frozen=True, gc=False, array_like=True, tag=15):
     """Wake: the pools have their memory again, at the addresses that they had."""
 

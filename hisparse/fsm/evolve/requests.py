@@ -32,6 +32,7 @@ def request_admitted(state: State, e: ev.RequestAdmitted, seq: int) -> None:
     request = state.requests[(e.request, e.epoch)]
     rows = state.rows
     assert not state.asleep, "a request is admitted to pools that have no memory"
+    assert not state.lost, "a request is admitted to ranks of which one is lost"
     assert not rows.used[e.row], f"request row {e.row} is given out twice (seq {seq})"
     move(request, RequestTrigger.admitted, seq)
     del state.waiting[request.key]

@@ -80,6 +80,7 @@ class Run:
         self.index_pages_per_block = index_pages_per_block
         self.ranks = (1 << ranks) - 1
         self.retired = [0] * ranks
+        self.step = 0
         self.tenants: dict[tuple[str, int], Tenant] = {}
         self.rows: dict[int, Tenant] = {}
         self.copies: dict[int, Copy] = {}  # unsettled, or settled and its page still holds it
@@ -146,6 +147,7 @@ class Run:
         self.host[e.row] = {}
 
     def _planned(self, e: ev.StepPlanned) -> None:
+        self.step = e.step
         for row, start, count in zip(e.rows, e.starts, e.counts, strict=True):
             self.rows[row].last_step, self.rows[row].planned = e.step, start + count
 
@@ -287,6 +289,15 @@ class Run:
                 setattr(copy, name, getattr(copy, name) | bit)
         self.retired[e.rank] = e.retired_step
 
+    def _rank_lost(self, e: ev.RankLost) -> None:
+        """It ends no copy any more, and reads nothing."""
+        bit = 1 << e.rank
+        for copy in self.copies.values():
+            copy.failed |= 0 if copy.settled or copy.completed & bit else bit
+        for page in self.suffix.copies.values():
+            page.failed |= 0 if page.settled or page.completed & bit else bit
+        self.retired[e.rank] = self.step
+
     def _settled(self, e: ev.TransferCompleted | ev.TransferFailed) -> None:
         failed = isinstance(e, ev.TransferFailed)
         for copy in [self.copies[ident] for ident in e.transfers if ident in self.copies]:
@@ -313,6 +324,7 @@ _TAKE: dict[type[ev.Event], Callable[[Run, Any], None]] = {
     ev.RequestPreempted: Run._ended,
     ev.RequestDrained: Run._drained,
     ev.AcknowledgementsTaken: Run._acks,
+    ev.RankLost: Run._rank_lost,
     ev.TransferPinned: Run._pinned,
     ev.TransferCompleted: Run._settled,
     ev.TransferFailed: Run._settled,

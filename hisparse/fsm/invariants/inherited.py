@@ -23,7 +23,7 @@ def inherited(state: State) -> Run:
     """What is known of a run whose state is `state`."""
     config = state.config
     run = Run(config.pools.page_size, config.index_pages_per_block, config.ranks)
-    run.retired = list(state.retired)
+    run.retired, run.step = list(state.retired), state.step
     _requests(run, state)
     for role in (BlockRole.RESIDENT, BlockRole.INDEX, BlockRole.HOT):
         table = state.table(Table(role))

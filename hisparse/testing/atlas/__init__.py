@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hisparse.errors import ConfigError
-from hisparse.testing.atlas import acks, consumer, copies, memory, requests
+from hisparse.testing.atlas import acks, consumer, copies, memory, ranks, requests, scheduler
 from hisparse.testing.atlas.base import Fault, Incident
 
 __all__ = ["ATLAS", "Fault", "Incident", "marks_of", "select"]
@@ -34,6 +34,10 @@ _KINDS: tuple[type[Fault], ...] = (
     consumer.CommandLate,
     consumer.CommandDuplicated,
     consumer.CommandGap,
+    ranks.RankCrash,
+    ranks.RankStaleCursor,
+    ranks.OldWorkerSpeaks,
+    scheduler.SchedulerCrash,
 )
 ATLAS: dict[str, type[Fault]] = {kind.kind: kind for kind in _KINDS}
 

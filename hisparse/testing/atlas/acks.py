@@ -138,7 +138,7 @@ class AckForeign(AckFault):
     def strike(self) -> None:
         state = self.replica.state
         rank = self.rng.randrange(self.replica.config.ranks)
-        if not state.transfers or not self.strikes():
+        if self.replica.ranks[rank].dead or not state.transfers or not self.strikes():
             return
         # A rank that says it of itself: its stream goes on behind what it never sent.
         ident = self.rng.choice(list(state.transfers))
@@ -170,6 +170,8 @@ class StreamHeld(Fault):
         if self._held or not self.strikes():
             return
         rank = self.rng.choice(replica.ranks)
+        if rank.dead:
+            return
         name = self.rng.choice(["d2h", "h2d"])
         stream: SimStream = getattr(rank.device, name)
         event = rank.device.hold(stream)
@@ -179,7 +181,9 @@ class StreamHeld(Fault):
 
         def survived() -> bool:
             state = replica.state
-            return event.done and not mine & (set(state.transfers) | set(state.suffix_copies))
+            return (event.done or rank.dead) and not mine & (
+                set(state.transfers) | set(state.suffix_copies)
+            )
 
         self.fire(f"{name} of rank {rank.number}", survived)
 

@@ -7,6 +7,7 @@ from hisparse.fsm.events import BlocksEvicted, HostPagesEvicted, SuffixEvicted
 from hisparse.fsm.wire import TransferKind
 from hisparse.testing.atlas.base import Fault
 
+WAITING_MAX = 4  # requests; with more, there is pressure enough
 EVICTIONS = (BlocksEvicted, HostPagesEvicted, SuffixEvicted)
 
 
@@ -21,7 +22,9 @@ class EvictionInLoad(Fault):
         replica, state = self.replica, self.replica.state
         restores = {i for i, t in state.transfers.items() if t.kind is TransferKind.RESTORE}
         loads = {i for i, copy in state.suffix_copies.items() if copy.load}
-        if not restores | loads or not self.strikes():
+        if not restores | loads or len(state.waiting) > WAITING_MAX or not self.strikes():
+            return
+        if state.lost or replica.coordinator.is_sleeping:
             return
         before = replica.log.last_seq
         for _ in range(self.rng.choice([1, 3])):

@@ -1,0 +1,130 @@
+"""Worker ranks that die at any moment, come again, and come again wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hisparse.errors import ProtocolError
+from hisparse.testing.atlas.base import Fault
+from hisparse.testing.rank import SimRank
+
+
+class RankCrash(Fault):
+    family = "ranks"
+    kind = "rank_crash"
+    rule = (
+        "what the rank held is lost for all, its copies fail, nothing is admitted or found before "
+        "all is forgotten; a new worker epoch begins at the log's end"
+    )
+    marks = (
+        "rank_crash.idle",
+        "rank_crash.serving",
+        "rank_crash.copying",
+        "rank_crash.behind",
+        "rank_crash.in_step",
+        "rank_crash.again",
+    )
+    rates = (0.003, 0.01, 0.03)
+
+    def strike(self) -> None:
+        if self.strikes():
+            rank = self.rng.choice(self.replica.ranks)
+            self.crash(rank, self._moment(rank))
+
+    def command(self, rank: SimRank) -> None:
+        if self.rng.random() < 0.2 and not rank.dead and self.strikes():
+            self.crash(rank, "in_step")
+
+    def crash(self, rank: SimRank, moment: str) -> None:
+        replica = self.replica
+        replica.restarts.crash_rank(rank.number, self.rng.choice([0, 0, 1, 4]))
+        self.fire(f"rank {rank.number}, {moment}", self.came_again(rank), f"{self.kind}.{moment}")
+
+    def came_again(self, gone: SimRank) -> Callable[[], bool]:
+        """Whether a worker that followed `gone` has said that it ended a step."""
+        number = gone.number
+
+        def survived() -> bool:
+            replica = self.replica
+            now = replica.ranks[number]
+            lost = replica.state.lost >> number & 1
+            return now is not gone and not lost and replica.state.acked[number] > 0
+
+        return survived
+
+    def _moment(self, rank: SimRank) -> str:
+        state = self.replica.state
+        if rank.dead:
+            return "again"
+        if rank.inbox:
+            return "behind"
+        if len(rank.worker.transfers):
+            return "copying"
+        return "serving" if state.rows.live.any() else "idle"
+
+
+class RankStaleCursor(Fault):
+    family = "ranks"
+    kind = "rank_stale_cursor"
+    rule = "a worker that begins elsewhere than it was told, or in an old epoch, applies nothing"
+    marks = ("rank_stale_cursor.offset", "rank_stale_cursor.epoch")
+    rates = (0.01, 0.05)
+
+    def command(self, rank: SimRank) -> None:
+        """Beside the rank another worker of it begins, and is given the rank's next command."""
+        ready = len(rank.inbox) == 1 and not rank.dead
+        if not ready or not self.strikes():
+            return
+        replica, worker = self.replica, rank.worker
+        stale = self.rng.random() < 0.5
+        others = [seq for seq in self._offsets(worker.to_seq) if seq != worker.to_seq]
+        if stale and not others:
+            return
+        impostor = replica.make_rank(
+            rank.number,
+            worker_epoch=worker.worker_epoch - (not stale),
+            at_seq=self.rng.choice(others) if stale else worker.to_seq,
+        )
+        meta = rank.inbox[0].meta
+        self.require(
+            impostor.refuses(meta), f"rank {rank.number} began at {impostor.worker.to_seq}"
+        )
+        impostor.connector.shutdown()
+        seq = worker.to_seq
+
+        def survived() -> bool:
+            return rank.dead or worker.to_seq > seq
+
+        mark = f"{self.kind}.{'offset' if stale else 'epoch'}"
+        self.fire(f"rank {rank.number} at {impostor.worker.to_seq}", survived, mark)
+
+    def _offsets(self, to_seq: int) -> list[int]:
+        """Anywhere in the log, and next to where it should be."""
+        last = self.replica.log.last_seq
+        return [self.rng.randrange(last + 1), max(to_seq - 1, 0), min(to_seq + 1, last), 0]
+
+
+class OldWorkerSpeaks(Fault):
+    family = "ranks"
+    kind = "ack_old_worker"
+    rule = "acknowledgements of an old worker epoch are inert"
+    rates = (0.1, 0.5)
+
+    def strike(self) -> None:
+        """A worker that was given up says more than it did."""
+        replica, state = self.replica, self.replica.state
+        dead = [n for n, epoch in enumerate(state.worker_epoch) if epoch > 1]
+        if not dead or not self.strikes():
+            return
+        number = self.rng.choice(dead)
+        said = replica.last_words.get(number)
+        if said is None or said.worker_epoch >= state.worker_epoch[number]:
+            return
+        before = replica.coordinator.digest()
+        try:
+            news = replica.coordinator.update_acknowledgements(said)
+        except ProtocolError:
+            news = True
+        held = not news and replica.coordinator.digest() == before
+        self.require(held, f"rank {number}: epoch {said.worker_epoch} was listened to")
+        self.fire(f"rank {number} of epoch {said.worker_epoch}", lambda: True)
