@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from hisparse.config import HiSparseConfig
+from hisparse.device.cuda.group import KEPT_CALLS_MAX
 from hisparse.device.rows import StepRows
 from hisparse.engine.accelerator import Fetch
 from hisparse.engine.reference import Model
@@ -145,7 +146,7 @@ class FixedDecode:
         logits: bool = True,
         capture: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
     ) -> None:
-        refuse_wide_span(config, spec)
+        refuse_unfit(config, spec)
         self._config, self._model, self._cache = config, model, cache
         self._spec, self._logits, self._capture = spec, logits, capture
         self._steps: dict[tuple[int, int], FixedStep] = {}
@@ -184,9 +185,13 @@ class FixedDecode:
         return step
 
 
-def refuse_wide_span(config: HiSparseConfig, spec: int) -> None:
+def refuse_unfit(config: HiSparseConfig, spec: int) -> None:
     """A request's verification rows are resolved in one call, so their selections have to fit its
-    hot region together. Raises ConfigError."""
+    hot region together; proposals are calls of the same step. Raises ConfigError."""
+    if spec >= KEPT_CALLS_MAX:
+        raise ConfigError(
+            f"spec={spec}: a step of fixed shape proposes at most {KEPT_CALLS_MAX - 1} drafts"
+        )
     need = (spec + 1) * config.policy.top_k
     if config.offload and need > config.policy.hot_rows:
         raise ConfigError(

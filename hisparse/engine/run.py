@@ -18,8 +18,9 @@ from hisparse.config import HiSparseConfig, ceil_div
 from hisparse.config_check import checked_config
 from hisparse.config_packing import packed
 from hisparse.device import open_device
+from hisparse.device.cuda.kernels import ResolveSizes
 from hisparse.engine.builtin import BuiltinModel
-from hisparse.engine.fixed import FixedDecode, refuse_wide_span
+from hisparse.engine.fixed import FixedDecode, refuse_unfit
 from hisparse.engine.graph import GraphCapture
 from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
@@ -130,8 +131,10 @@ class Job:
         self.aborts = choose_some(self.workload, "aborts", config.abort_rate, config.seed)
         rate = config.preempt_rate
         self.preemptions = choose_some(self.workload, "preemptions", rate, config.seed)
+        if config.device == "cuda":  # what would else be found after the oracle's minutes
+            ResolveSizes.of(self.hisparse)
         if config.graph:
-            refuse_wide_span(self.hisparse, config.spec)
+            refuse_unfit(self.hisparse, config.spec)
         self.device = device
         self.capture = GraphCapture() if config.graph else None
         self.seconds: dict[str, float] = {}

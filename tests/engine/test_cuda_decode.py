@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,7 @@ def unpinned():
 
 
 CROWD = [WorkloadRequest(f"q{i}", 0.0, prompt(i, 40 + 9 * i), 20) for i in range(5)]
+ERROR = 2  # of torch.cuda.get_sync_debug_mode
 SMALL = {"requests": 12, "scale": 0.02, "page_size": 8, "top_k": 16, "hot_rows": 64}
 
 
@@ -146,7 +149,30 @@ def test_a_forward_pass_waits_for_nothing():
     assert fetch.result()[0].shape == (1,)
 
 
-@pytest.mark.parametrize("options", [{}, {"graph": True}, {"graph": True, "spec": 3}])
+@pytest.mark.parametrize("fixed", [False, True], ids=["eager", "graph"])
+def test_every_pass_over_the_layers_runs_where_waiting_raises(fixed):
+    model, modes = decoder(), []
+
+    def watched(inner, *call):
+        modes.append(torch.cuda.get_sync_debug_mode())
+        return inner(*call)
+
+    model.forward = partial(watched, model.forward)
+    model.forward_fixed = partial(watched, model.forward_fixed)
+    engine, _ = serve(model, CROWD[:2], fixed=fixed, device=open_device("cuda"))
+    made = 2 * len(engine.runner.fixed.shapes) if fixed else 0  # warm-up and capture may wait
+    assert modes.count(ERROR) == engine.runner.steps["eager"] > 0
+    assert len(modes) == modes.count(ERROR) + made
+
+
+OTHERS = {"suffix": "cpu", "suffix_gib": 0.001, "preempt_rate": 0.4, "abort_rate": 0.2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"graph": True}, {"graph": True, "spec": 3}, {"graph": True, "spec": 1} | OTHERS],
+    ids=["eager", "graph", "graph-drafts", "graph-drafts-suffix-preempted-aborted"],
+)
 def test_a_run_verifies_all_that_it_verifies_on_cpu(options, tmp_path):
     log = {"mode": "disk", "dir": tmp_path}
     report = Job(RunConfig(device="cuda", log=log, **SMALL, **options)).run()
@@ -155,6 +181,28 @@ def test_a_run_verifies_all_that_it_verifies_on_cpu(options, tmp_path):
     checked = set(report["invariants"]["checked"])
     assert {"content", "table_truth", "replay_equal", "always_readable"} <= checked
     assert ("steps_replayed" in report) == ("graph" in options)
+    assert report["gpu_blocks_leased_at_end"] == report["host_pages_leased_at_end"] == 0
+
+
+def test_recorded_selections_are_those_of_the_cpu(tmp_path):
+    selected = {}
+    for device, graph in (("cpu", False), ("cuda", False), ("cuda", True)):
+        here = tmp_path / f"{device} {graph}"
+        log = {"mode": "disk", "dir": here}
+        options = RunConfig(device=device, graph=graph, record_selections=1, log=log, **SMALL)
+        report = Job(options).run()
+        taken = read_selections(here).taken
+        misses = sum(each.misses for each in taken)
+        assert misses == report["hot_misses"] and all(each.hits >= 0 for each in taken)
+        selected[device, graph] = {
+            (each.request, each.group, each.start + i): row.tobytes()
+            for each in taken
+            for i, row in enumerate(np.frombuffer(each.selected, "<i4").reshape(-1, each.top_k))
+        }
+    plain = selected.pop(("cpu", False))
+    for found in selected.values():
+        both = plain.keys() & found.keys()  # a prefix hit computes fewer rows, and these depend
+        assert len(both) > 0.8 * len(plain) and all(plain[key] == found[key] for key in both)
 
 
 def test_verification_rows_that_no_hot_region_holds_are_refused():

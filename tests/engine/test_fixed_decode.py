@@ -105,8 +105,11 @@ def test_a_batch_gets_the_least_shape_that_holds_it_or_none():
     assert shape(1) == (1, 1) and len(decode.shapes) == 8
 
 
-def test_verification_rows_that_do_not_fit_a_hot_region_are_refused_with_what_would_do():
-    model = decoder(2)
+@pytest.mark.parametrize(
+    ("spec", "says"), [(2, r"hot_rows=47.* at least 48"), (32, "spec=32.* at most 31 drafts")]
+)
+def test_drafts_that_no_step_of_fixed_shape_takes_are_refused_with_what_would_do(spec, says):
+    model = decoder(spec)
     config = HiSparseConfig.model_validate(
         {
             "layout": model.layout,
@@ -115,8 +118,9 @@ def test_verification_rows_that_do_not_fit_a_hot_region_are_refused_with_what_wo
             "schedule": {"max_model_len": 100},
         }
     )
-    with pytest.raises(ConfigError, match=r"hot_rows=47.* at least 48"):
-        FixedDecode(config, model, TieredCache(HiSparseWorker(config, open_device("cpu"))), spec=2)
+    cache = TieredCache(HiSparseWorker(config, open_device("cpu")))
+    with pytest.raises(ConfigError, match=says):
+        FixedDecode(config, model, cache, spec=spec)
 
 
 def test_padding_lines_leave_no_trace(expected):
