@@ -16,6 +16,8 @@ import os
 # Before anything imports torch: its threads spin while they wait, and starve a shared machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import backends
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -28,3 +30,19 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, max_examples=200)
 settings.load_profile("ci")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request, monkeypatch):
+    """Every rig of the test has a device of this kind."""
+    monkeypatch.setattr(backends, "BACKEND", request.param)
+    yield request.param
+    backends.close_all()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """For tests marked `gpu`: every rig has a GPU."""
+    monkeypatch.setattr(backends, "BACKEND", "cuda")
+    yield
+    backends.close_all()

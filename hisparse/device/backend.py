@@ -122,6 +122,10 @@ class Kernels(Protocol):
     """The byte movers. Methods run inside a stream op and see memory as it is then, but for those
     that make something."""
 
+    def check(self, geometry: Geometry) -> None:
+        """Raise ConfigError for a geometry that the kernels cannot hold, before memory is taken."""
+        ...
+
     def write_rows(
         self, view: PagedCacheView, table: Array, rows: StepRows, data: Array, owner: str
     ) -> None: ...

@@ -1,13 +1,13 @@
 """A small worker with real bytes, and an oracle that shares nothing with it.
 
 A row's bytes are a function of (request row, layer, position); blocks and pages are set up by
-writing those bytes into the pools directly. `BACKEND` is set by the fixture `backend` of
-conftest.py; `plain` is how a test looks at an array of either backend.
+writing those bytes into the pools directly. The device is of the backend that `backends` says.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from backends import closes, open_backend, plain
 
 from hisparse.config import (
     HiSparseConfig,
@@ -16,10 +16,8 @@ from hisparse.config import (
     PoolConfig,
     ScheduleConfig,
 )
-from hisparse.device import open_device
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
-from hisparse.errors import HiSparseError
 from hisparse.fsm.wire import (
     SparseKVOffloadCommand,
     SparseKVPageTransfer,
@@ -28,8 +26,6 @@ from hisparse.fsm.wire import (
     TransferKind,
 )
 
-BACKEND = "cpu"
-OPEN = []  # rigs whose memory has to be unpinned before its addresses are used again
 PAGE = 4
 ROW_BYTES = 16
 GIB = 1 << 30
@@ -53,7 +49,7 @@ def make_config(
 
 def content(row, layer, position):
     """uint8 [16]: never zero, different for every (row, layer, position)."""
-    value = (layer + 1) << 48 | (row + 1) << 24 | (int(position) + 1)
+    value = (layer + 1) << 48 | (int(row) + 1) << 24 | (int(position) + 1)
     return np.frombuffer(value.to_bytes(ROW_BYTES, "little"), dtype=np.uint8)
 
 
@@ -69,21 +65,6 @@ def expect(rows, top_k, layer):
             if position >= 0:
                 out[i, j] = content(row, layer, position)
     return out
-
-
-def plain(array):
-    """As numpy, once the device has done all that it was given. None stays None."""
-    if array is None or isinstance(array, np.ndarray):
-        return array
-    import torch
-
-    torch.cuda.synchronize()
-    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array.get()
-
-
-def value(pending):
-    """What a `Pending` gave, as numpy."""
-    return plain(pending.result())
 
 
 def step_rows(rows, positions=None):
@@ -112,19 +93,11 @@ class Rig:
 
     def __init__(self, config=None, seed=0, lag=0.5, without=None, sink=None, copy_fault=None):
         self.config = config or make_config()
-        self.device = open_device(BACKEND, seed=seed, lag=lag)
+        self.device = open_backend(seed, lag)
         self.worker = HiSparseWorker(self.config, self.device, sink=sink, copy_fault=copy_fault)
         knock_out(self.worker.transfers, without)
         self.step = 0
-        if BACKEND != "cpu":
-            OPEN.append(self)
-
-    def close(self):
-        """Give all memory back, whatever became of the test."""
-        try:
-            self.worker.shutdown()
-        except HiSparseError:  # a fault of the device that the test did not ask for; told once
-            self.worker.shutdown()
+        closes(self.worker)
 
     def command(self, **fields):
         seq = self.worker.to_seq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backends import plain, value
 from device_rig import (
     PAGE,
     PAGES,
@@ -17,9 +18,7 @@ from device_rig import (
     hot,
     make_config,
     place_pages,
-    plain,
     step_rows,
-    value,
 )
 from resolver_reference import ReferenceResolver
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from backends import plain, value
 from device_rig import (
     PAGE,
     PAGES,
@@ -15,10 +16,8 @@ from device_rig import (
     host,
     make_config,
     place_pages,
-    plain,
     resident,
     step_rows,
-    value,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st

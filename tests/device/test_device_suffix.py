@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from device_rig import GIB, PAGE, Rig, make_config, page_rows, value
+from backends import value
+from device_rig import GIB, PAGE, Rig, make_config, page_rows
 
 from hisparse.errors import ProtocolError
 from hisparse.fsm import events as ev

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backends import value
 from device_rig import (
     PAGE,
     Rig,
@@ -17,7 +18,6 @@ from device_rig import (
     restore,
     spill,
     step_rows,
-    value,
 )
 
 from hisparse.fsm.wire import TransferKind

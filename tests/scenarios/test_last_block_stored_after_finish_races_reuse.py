@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 from byte_rig import ByteRig
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kv_rig import PAGE, make_config
 
@@ -32,6 +32,7 @@ def finish_at(rows, write_back, *, lag=1.0, seed=0):
     return rig, q, last
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("write_back", ["eager", "on_pressure"])
 def test_the_page_that_the_last_token_fills_is_leased_before_anybody_else_is_served(write_back):
     rig, q, last = finish_at(8, write_back)
@@ -57,13 +58,14 @@ def test_the_copy_is_planned_in_the_very_decision_that_makes_it_intended(write_b
     assert isinstance(events[cause], wanted)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(min_value=2, max_value=21),
     st.sampled_from(["eager", "on_pressure"]),
     st.sampled_from([0.0, 0.6, 1.0]),
     st.integers(min_value=0, max_value=3),
 )
+@pytest.mark.usefixtures("backend")
 def test_wherever_it_ends_exactly_its_whole_computed_pages_are_published(rows, policy, lag, seed):
     rig, q, _ = finish_at(rows, policy, lag=lag, seed=seed)
     rig.arrive("z", OTHER)

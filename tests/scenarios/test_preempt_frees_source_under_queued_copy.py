@@ -44,6 +44,7 @@ def reused_under_a_copy(rig):
     return bad
 
 
+@pytest.mark.usefixtures("backend")
 def test_the_block_of_a_sent_copy_goes_to_nobody_and_the_page_holds_its_own_rows():
     rig, victim, sources = sent_not_enqueued()
     assert len(sources) == 10
@@ -63,6 +64,7 @@ def test_the_block_of_a_sent_copy_goes_to_nobody_and_the_page_holds_its_own_rows
     assert rig.state.requests[again].hit_tokens > 0 and rig.rows_read
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("end", ["finish", "abort", "preempt"])
 @pytest.mark.parametrize("when", ["planned", "sent", "enqueued"])
 @pytest.mark.parametrize("lag", [1.0, 0.6])

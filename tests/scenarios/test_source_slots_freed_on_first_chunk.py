@@ -30,6 +30,7 @@ def squeezed(write_back, lag=1.0, seed=0, step_rows=16):
     return rig, q, rig.arrive("z", OTHER, new=20)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("write_back", ["eager", "on_pressure"])
 @pytest.mark.parametrize(("lag", "seed"), [(0.0, 0), (0.6, 1), (0.6, 2), (0.97, 3), (1.0, 4)])
 def test_a_decoding_request_reads_its_own_rows_while_its_pages_leave(write_back, lag, seed):
@@ -38,9 +39,11 @@ def test_a_decoding_request_reads_its_own_rows_while_its_pages_leave(write_back,
         rig.step(rows=16)
         if i % 3 == 2 or lag < 1.0:
             rig.device.synchronize(rig.device.compute)
+            rig.read()
         rig.poll()
     assert rig.state.requests[z].live and rig.events(ev.PagesSpilled)
     rig.device.synchronize(None)
+    rig.read()
     assert rig.rows_read > 100
 
 
@@ -63,6 +66,7 @@ def test_a_block_is_free_no_earlier_than_the_table_that_the_reader_gets():
     assert set(following.fences) >= {t.transfer for t in leaving.values()}
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("outstanding", [1, 2, 10])
 def test_a_finished_request_with_copies_in_flight_keeps_their_slots(outstanding):
     rig = ByteRig(make_config(blocks=26, host_pages=60))

@@ -30,6 +30,9 @@ I32 = npt.NDArray[np.int32]
 class CpuKernels:
     """Implements `backend.Kernels`."""
 
+    def check(self, geometry: Geometry) -> None:
+        """numpy holds what memory holds."""
+
     def write_rows(
         self, view: PagedCacheView, table: I32, rows: StepRows, data: U8, owner: str
     ) -> None:

@@ -102,7 +102,9 @@ class CudaDevice:
 
     def release(self, array: Any) -> None:
         if isinstance(array, np.ndarray):
-            self._pinned.pop(array.ctypes.data).release()
+            memory = self._pinned[array.ctypes.data]
+            memory.release()  # before it is forgotten: what is refused may be tried again
+            del self._pinned[memory.address]
         else:
             del self._allocated[array.data.ptr]  # torch's allocator gets it with its last view
 

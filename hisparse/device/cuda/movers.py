@@ -22,7 +22,7 @@ from hisparse.device.cuda.copies import PageCopies
 from hisparse.device.cuda.group import GroupResolver
 from hisparse.device.cuda.kernels import load
 from hisparse.device.cuda.plan import CudaPlan
-from hisparse.device.cuda.state import WorkerState
+from hisparse.device.cuda.state import WorkerState, sizes_of
 from hisparse.device.handle import PagedCacheView
 from hisparse.device.layout import Geometry
 from hisparse.device.rows import StepRows
@@ -60,6 +60,9 @@ class CudaKernels:
         self._blocks_max = 8 * int(device.cupy.cuda.Device().attributes["MultiProcessorCount"])
         self._states: WeakKeyDictionary[DeviceTables, WorkerState] = WeakKeyDictionary()
         self._uploaded: tuple[StepRows, Any, Any] | None = None
+
+    def check(self, geometry: Geometry) -> None:
+        sizes_of(geometry)
 
     # -- launching -------------------------------------------------------------------------------
     def launch(self, name: str, units: int, *arguments: Any, threads_a_unit: int = 32) -> None:

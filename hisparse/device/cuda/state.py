@@ -16,15 +16,42 @@ from hisparse.device.cuda.kernels import ResolveSizes
 from hisparse.device.cuda.resolver import ResolveCall
 from hisparse.device.cuda.tables import TableWriter
 from hisparse.device.handle import PagedCacheView
+from hisparse.device.layout import Geometry
 from hisparse.device.tables import DeviceTables
+from hisparse.errors import ConfigError
 from hisparse.fsm.wire import SparseKVOffloadCommand, Table
 
 if TYPE_CHECKING:
     from hisparse.device.cuda.group import GroupResolver
     from hisparse.device.cuda.movers import CudaKernels
 
+ROWS_MAX = (1 << 31) - 1
 SUMS_LIMIT_BYTES = 1 << 28  # checksums that would take more are not kept
 WIPED = 0xFF  # a byte of no epoch
+
+
+def sizes_of(geometry: Geometry) -> ResolveSizes:
+    """What kernels are compiled for. Raises ConfigError for what they cannot hold: rows are named
+    by 32 bits, while every offset in bytes has 64."""
+    g = geometry
+    sizes = ResolveSizes(
+        page_size=g.page_size,
+        top_k=g.top_k,
+        hot_rows=g.hot_rows or g.top_k,
+        pages=g.max_pages,
+        row_bytes=g.row_bytes,
+        block_rows=g.block_bytes // g.row_bytes,
+    )
+    for field, rows in (
+        ("pools.gpu_blocks", g.gpu_blocks * sizes.block_rows),
+        ("pools.host_pool_gib", g.host_pages * g.page_size),
+        ("schedule.max_model_len", sizes.reach),
+    ):
+        if rows > ROWS_MAX:
+            raise ConfigError(
+                f"{field}: {rows} rows, the cuda backend names at most {ROWS_MAX} (int32)"
+            )
+    return sizes
 
 
 class WorkerState:
@@ -34,14 +61,7 @@ class WorkerState:
         self.kernels, self.device, self.tables = kernels, kernels.device, tables
         self.geometry = g = tables.geometry
         self.offload = g.hot_rows > 0
-        self.sizes = ResolveSizes(
-            page_size=g.page_size,
-            top_k=g.top_k,
-            hot_rows=g.hot_rows or g.top_k,
-            pages=g.max_pages,
-            row_bytes=g.row_bytes,
-            block_rows=g.block_bytes // g.row_bytes,
-        )
+        self.sizes = sizes_of(g)
         self.groups: list[GroupResolver] = []
         self.backed = np.zeros(g.max_requests, dtype=np.bool_)  # has a hot region, as queued
         self._layers: dict[PagedCacheView, int] = {}

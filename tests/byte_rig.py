@@ -2,19 +2,21 @@
 
 The bytes of a row are a function of (tokens up to it, layer), which neither side computes. Every
 step writes the rows that it computes and reads random earlier ones. With ``lag=1`` the copy streams
-stand still until something has to wait for them, so a copy that nothing orders comes last.
+stand still until something has to wait for them, so a copy that nothing orders comes last. On a GPU
+a kernel holds each of them for some time before a step, ever more often as `lag` grows.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from backends import closes, open_backend, plain, stall
 from kv_rig import PAGE, SchedulerRig
 
-from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
 from hisparse.testing.content import Chain, row_bytes
 
+HOLD_MS = 2
 INDEX_CACHE = 1000  # cache numbers of the index groups, beside those of the layers
 
 
@@ -23,8 +25,12 @@ class ByteRig(SchedulerRig):
 
     def __init__(self, config=None, *, seed=0, lag=1.0, copy_fault=None):
         super().__init__(config)
-        self.device = SimDevice(seed=seed, lag=lag)
+        self.device = open_backend(seed, lag)
         self.worker = HiSparseWorker(self.config, self.device, copy_fault=copy_fault)
+        closes(self.worker)
+        self.lag, self.holds = lag, ("d2h", "h2d")
+        self._unread: list = []  # (array on the GPU, what it must be)
+        self._holds = np.random.RandomState(seed)
         self.random = np.random.RandomState(seed)
         self.held: list = []
         self.rows_read = 0
@@ -67,6 +73,9 @@ class ByteRig(SchedulerRig):
         """The worker takes every held command, in order, and runs its step's forward."""
         while self.held:
             command, rows, tags = self.held.pop(0)
+            for stream in self.holds:
+                if self._holds.rand() < self.lag:
+                    stall(self.device, stream, HOLD_MS)
             self.worker.begin_step(command)
             if len(rows.rows):
                 self._forward(rows, tags)
@@ -89,11 +98,20 @@ class ByteRig(SchedulerRig):
                 self._expect(got, want.reshape(*shape, -1))
 
     def _expect(self, pending, want):
-        def check(data):
-            self.rows_read += len(data)
-            assert (data == want).all(), "a request read rows that are not its own"
+        if self.device.name == "cpu":
+            pending.on_done(lambda data: self._compare(data, want))
+        else:
+            self._unread.append((pending.result(), want))
 
-        pending.on_done(check)
+    def _compare(self, data, want):
+        self.rows_read += len(data)
+        assert (data == want).all(), "a request read rows that are not its own"
+
+    def read(self):
+        """Look at what a GPU read; the simulated device looks while it reads."""
+        for data, want in self._unread:
+            self._compare(plain(data), want)
+        self._unread.clear()
 
     def poll(self):
         """What the worker knows by now reaches the coordinator."""
@@ -107,6 +125,7 @@ class ByteRig(SchedulerRig):
         for _ in range(steps):
             self.deliver()
             self.device.synchronize(None)
+            self.read()
             self.poll()
             if not self.state.transfers and min(self.state.retired) == self.state.step:
                 return
