@@ -204,9 +204,10 @@ def test_who_read_a_failed_load_goes_back_to_its_page_and_computes_on(ranks):
     assert rig.host(key)[:8] == shared[:8] and not any(rig.host(key)[8:])
     assert len(rig.state.requests[key].reserved) == rig.state.rows.pages_max[row] - 8
     assert [e.suffixes for e in rig.events(ev.SuffixEvicted)] == [(loads[2].suffix,)]
-    for _ in range(3):
+    for _ in range(6):
         rig.step()
-    assert rig.coordinator.confirmed(*key) == rig.state.rows.computed[row] > len(STEM)
+    assert rig.coordinator.confirmed(*key) == rig.state.rows.computed[row] > len(STEM) + PAGE
+    assert rig.state.rows.published[row] == PAGES + 1, "its own pages, as ever"
     rig.finish(key)
     rig.step()
     assert rig.drained()
