@@ -15,7 +15,7 @@ import numpy as np
 
 from hisparse.device.cuda.kernels import ResolveSizes, load, require_cupy
 
-HOLD_MAX_NS = 300_000_000
+HOLD_MAX_NS = 100_000_000
 
 
 class Lane:

@@ -171,23 +171,24 @@ def test_lists_longer_than_a_launch_or_a_batch_may_change_while_the_copies_wait(
     pools.check(wanted)
 
 
-@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
-def test_offsets_beyond_32_bits_name_the_right_bytes(by_kernel):
+def test_offsets_beyond_32_bits_name_the_right_bytes():
     shape = geometry(gpu_blocks=13_000, host_pages=13_000)
     assert shape.host_pool_bytes > 1 << 32 < shape.gpu_pool_bytes
-    pools = Pools(shape, by_kernel, random=False)
+    pools = Pools(shape, random=False)
     gpu = pools.gpu.reshape(shape.gpu_blocks, shape.layers, shape.page_bytes)
     host = pools.host.reshape(shape.layers, shape.host_pages, shape.page_bytes)
-    page = pools.bytes(shape.block_bytes).reshape(shape.layers, shape.page_bytes)
-    gpu[12_999] = pools.cupy.asarray(page)
-    host[:, 12_998], host[:, 12_999] = page[::-1], 0
-    pools.cupy.cuda.runtime.deviceSynchronize()
-    with pools.stream:
-        pools.copies.spill([12_999], [12_999])
-        pools.copies.restore([12_998], [12_997])
-    pools.stream.synchronize()
-    assert np.array_equal(host[:, 12_999], page)
-    assert np.array_equal(gpu[12_997].get(), page[::-1])
+    for by_kernel in BY.values():
+        copies = type(pools.copies)(shape, pools.gpu, pools.host, by_kernel=by_kernel)
+        page = pools.bytes(shape.block_bytes).reshape(shape.layers, shape.page_bytes)
+        gpu[12_999] = pools.cupy.asarray(page)
+        host[:, 12_998], host[:, 12_999] = page[::-1], 0
+        pools.cupy.cuda.runtime.deviceSynchronize()
+        with pools.stream:
+            copies.spill([12_999], [12_999])
+            copies.restore([12_998], [12_997])
+        pools.stream.synchronize()
+        assert np.array_equal(host[:, 12_999], page)
+        assert np.array_equal(gpu[12_997].get(), page[::-1])
 
 
 @pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
