@@ -36,7 +36,7 @@ class TieredCache(FixedKV):
     Args:
         worker: owns the handles.
         device: the model's; the worker's backend works there too.
-        keep: remember what was gathered, in `gathered`, until the next `begin_step`.
+        keep: remember what was gathered, in `gathered`, until the next step.
     """
 
     def __init__(
