@@ -6,7 +6,7 @@ driver (`hisparse.testing.simulator`) and a state machine of a property test cal
 After any of them `check` says whether everything still holds.
 
     submit  step  abort  preempt  stop  reset  sleep  wake_up        what an engine does
-    crash_rank  crash_scheduler                                      what happens to it
+    crash_rank  crash_scheduler  arm                                 what happens to it
     check                                                            raises InvariantViolation
 
 In a step, the command goes into every rank's inbox; ranks run when they are not behind, in any
@@ -58,7 +58,8 @@ class SimReplica:
         config: sizes and policy; its `ranks` is how many workers there are.
         seed: of everything that is drawn here. Any hashable text.
         lags: how far each rank's streams hang back (`SimDevice`).
-        faults: rate by kind of the atlas; kinds that are missing are off.
+        faults: rate by kind of the atlas; kinds that are missing are off, and one whose rate is 0
+            strikes where `arm` says so.
         tides: a few long requests among short ones (`worlds.Workload`).
         check_every: steps from one look at the whole state to the next.
     """
@@ -88,15 +89,16 @@ class SimReplica:
         self.seen = Seen()
         self.rows_checked_before = 0
         longest = config.schedule.max_model_len
-        self.workload = Workload(random.Random(f"{seed} workload"), longest, tides)
+        # What faults ask for: their own, so that it is the same whoever asks for the rest.
+        self.workload = Workload(random.Random(f"{seed} workload"), longest, tides, "fault")
+        self.workload.rng = random.Random(f"{seed} workload of faults")  # and the same stems
         self.model = TaggedModel(config, random.Random(f"{seed} model"))
         self.on_open: list[Callable[[], None]] = []  # called when a scheduler has begun
         self.faults: list[Fault] = [
             ATLAS[kind](self, rate, random.Random(f"{seed} fault {kind}"))
             for kind, rate in sorted((faults or {}).items())
-            if rate > 0
         ]
-        self.tolerates_faults = any(fault.kind in COPY_LOSSES for fault in self.faults)
+        self.tolerates_faults = any(f.kind in COPY_LOSSES and f.rate > 0 for f in self.faults)
         self.last_words: dict[int, Acknowledgements] = {}  # by rank: the last message of all
         self.restarts = Restarts(self, seed)
         self._message_faults = self._with("message")
@@ -203,6 +205,16 @@ class SimReplica:
     def crash_scheduler(self, **how: Any) -> None:
         """The scheduler process is gone, and another goes on with its log (`Restarts`)."""
         self.restarts.crash_scheduler(**how)
+
+    def arm(self, kind: str) -> bool:
+        """The next opportunity of this kind of fault is taken; False where the kind is off."""
+        fault = next((fault for fault in self.faults if fault.kind == kind), None)
+        if fault is None:
+            return False
+        fault.armed += 1
+        if kind in COPY_LOSSES:
+            self.tolerates_faults = self.seen.tolerates_faults = True
+        return True
 
     def step(self) -> None:
         """One scheduler step and what follows from it; raises InvariantViolation."""

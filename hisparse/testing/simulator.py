@@ -21,8 +21,10 @@ from hisparse.config import HiSparseConfig
 from hisparse.errors import InvariantViolation
 from hisparse.fsm.invariants.checker import Violation
 from hisparse.fsm.log import EventLog
+from hisparse.testing.program import MakeReplica, Player, Program
 from hisparse.testing.replica import SimReplica
 from hisparse.testing.swarm import Swarm
+from hisparse.testing.worlds import Workload
 
 
 @dataclass
@@ -42,6 +44,7 @@ class SimulationResult:
     digest: str = ""
     config: HiSparseConfig | None = None
     log: EventLog | None = None
+    program: Program | None = None  # what was done, up to what did not hold
 
 
 class Simulation:
@@ -54,83 +57,104 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        seed: int,
-        swarm: Swarm | None = None,
-        *,
-        replica: Callable[..., SimReplica] = SimReplica,
+        self, seed: int, swarm: Swarm | None = None, *, replica: MakeReplica = SimReplica
     ) -> None:
         self.seed = seed
         self.swarm = swarm = swarm if swarm is not None else Swarm.of(seed)
         self.rng = random.Random(f"hisparse operations {seed}")
-        self.replica = replica(
+        world = Program(
             swarm.config,
             f"hisparse {seed}",
-            lags=swarm.lags,
-            faults=swarm.faults,
-            check_every=swarm.check_every,
-            tides=swarm.tides,
+            swarm.lags,
+            swarm.faults,
+            swarm.tides,
+            swarm.check_every,
         )
+        self.player = Player(world, replica)
+        self.replica = self.player.replica
+        longest = swarm.config.schedule.max_model_len
+        self.workload = Workload(random.Random(f"{world.seed} workload"), longest, swarm.tides)
 
     def run(self) -> SimulationResult:
         """Both phases; returns what was found."""
-        replica, result = self.replica, SimulationResult(self.seed)
-        began = time.perf_counter()
-        try:
-            for _ in range(self.swarm.steps):
-                self._arrivals()
-                replica.step()
-                self._operate()
-            replica.settle()
-        except Exception as error:
-            result.error, result.violation = error, self._name(error)
-        result.seconds = time.perf_counter() - began
-        result.steps, result.events = replica.now, replica.state.seq
-        result.rows_checked = replica.rows_checked
-        result.fired, result.sometimes = dict(replica.fired), dict(replica.sometimes)
-        result.counts = dict(replica.coordinator.metrics.counts)
-        result.digest = replica.coordinator.digest()
-        result.config, result.log = replica.config, replica.log
-        return result
+        return _observed(self.seed, self.player, self._safety)
+
+    def _safety(self) -> None:
+        for _ in range(self.swarm.steps):
+            self._arrivals()
+            self.player.do("step")
+            self._operate()
 
     def _arrivals(self) -> None:
         replica, swarm = self.replica, self.swarm
         while len(replica.engine.live) < swarm.crowd and self.rng.random() < swarm.arrivals:
-            replica.submit(replica.workload.next(replica.now * 10.0))
+            work = self.workload.next(replica.now * 10.0)
+            prompt = work.prompt.tolist()
+            self.player.do("submit", request=work.request, prompt=prompt, max_new=work.max_new)
 
     def _operate(self) -> None:
         """Whatever the swarm has on may happen to whatever is there."""
-        replica, chance, rng = self.replica, self.swarm.operations, self.rng
+        replica, chance, rng, do = self.replica, self.swarm.operations, self.rng, self.player.do
         for served in list(replica.engine.live.values()):
             draw = rng.random()
             for name in ("abort", "preempt", "stop"):
                 draw -= chance.get(name, 0.0)
                 if draw < 0:
-                    getattr(replica, name)(served)
+                    do(name, request=served.request)
                     break
         if replica.coordinator.is_sleeping:
             if rng.random() < 0.4:
-                replica.wake_up()
+                do("wake_up")
             return
         if rng.random() < 4 * chance.get("reset", 0.0):
-            replica.reset()
+            do("reset")
         if rng.random() < 4 * chance.get("sleep", 0.0):
-            replica.sleep(rng.choice([1, 2]))
-
-    def _name(self, error: Exception) -> Violation:
-        """The violation behind `error`: a checker that saw it coming has the better name."""
-        coordinator = self.replica.coordinator
-        assert coordinator.checker is not None
-        if coordinator.checker.violations:
-            return coordinator.checker.violations[0]
-        seen: BaseException | None = error
-        while seen is not None:
-            if isinstance(seen, InvariantViolation):
-                return Violation(seen.invariant, seen.seq or 0, seen.message)
-            seen = seen.__cause__ or seen.__context__
-        return Violation(type(error).__name__, coordinator.state.seq, str(error))
+            do("sleep", level=rng.choice([1, 2]))
 
 
 def simulate(seed: int, swarm: Swarm | None = None) -> SimulationResult:
     """Run the world of `seed`."""
     return Simulation(seed, swarm).run()
+
+
+def play(program: Program, replica: MakeReplica = SimReplica) -> SimulationResult:
+    """Do what `program` says; then everything has to settle. Raises what `replica` raises."""
+    player = Player(program, replica)
+
+    def operate() -> None:
+        for verb, arguments in program.operations:
+            player.do(verb, **arguments)
+
+    return _observed(0, player, operate)
+
+
+def _observed(seed: int, player: Player, operate: Callable[[], None]) -> SimulationResult:
+    replica, result = player.replica, SimulationResult(seed)
+    began = time.perf_counter()
+    try:
+        operate()
+        replica.settle()
+    except Exception as error:
+        result.error, result.violation = error, violation_of(replica, error)
+    result.seconds = time.perf_counter() - began
+    result.steps, result.events = replica.now, replica.state.seq
+    result.rows_checked = replica.rows_checked
+    result.fired, result.sometimes = dict(replica.fired), dict(replica.sometimes)
+    result.counts = dict(replica.coordinator.metrics.counts)
+    result.digest = replica.coordinator.digest()
+    result.config, result.log, result.program = replica.config, replica.log, player.program
+    return result
+
+
+def violation_of(replica: SimReplica, error: Exception) -> Violation:
+    """The violation behind `error`: a checker that saw it coming has the better name."""
+    coordinator = replica.coordinator
+    assert coordinator.checker is not None
+    if coordinator.checker.violations:
+        return coordinator.checker.violations[0]
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, InvariantViolation):
+            return Violation(seen.invariant, seen.seq or 0, seen.message)
+        seen = seen.__cause__ or seen.__context__
+    return Violation(type(error).__name__, coordinator.state.seq, str(error))

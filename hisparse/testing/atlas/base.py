@@ -56,6 +56,7 @@ class Fault:
         self.replica = replica
         self.rate = rate
         self.rng = rng
+        self.armed = 0  # opportunities that are taken whatever the rate says
 
     @classmethod
     def all_marks(cls) -> tuple[str, ...]:
@@ -69,7 +70,12 @@ class Fault:
     # -- for subclasses ---------------------------------------------------------------------------
     def strikes(self) -> bool:
         """Whether this opportunity is taken."""
-        return not self.replica.calm and self.rng.random() < self.rate
+        if self.replica.calm:
+            return False
+        if self.armed:
+            self.armed -= 1
+            return True
+        return self.rng.random() < self.rate
 
     def fire(self, told: str, survived: Callable[[], bool], mark: str = "") -> None:
         """Count an injection; `survived` is asked after each step until it says yes."""
