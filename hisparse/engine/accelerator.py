@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -65,16 +66,25 @@ def as_tensor(array: Any, device: torch.device) -> torch.Tensor:
     return torch.as_tensor(array, device=device)
 
 
+@cache
+def _hear_warning() -> None:
+    """Torch says once, whenever the mode is set first, that it may overlook something."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode(before)
+
+
 @contextmanager
 def forbid_waiting(device: torch.device) -> Iterator[None]:
     """Inside the `with`, torch raises where it would wait for a GPU."""
     if device.type != "cuda":
         yield
         return
+    _hear_warning()
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # once, that this mode may overlook something
-        torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
