@@ -28,7 +28,7 @@ class ByteRig(SchedulerRig):
         self.device = open_backend(seed, lag)
         self.worker = HiSparseWorker(self.config, self.device, copy_fault=copy_fault)
         closes(self.worker)
-        self.lag, self.holds = lag, ("d2h", "h2d")
+        self.lag, self.holds, self.hold_ms = lag, ("d2h", "h2d"), HOLD_MS
         self._unread: list = []  # (array on the GPU, what it must be)
         self._holds = np.random.RandomState(seed)
         self.random = np.random.RandomState(seed)
@@ -75,7 +75,7 @@ class ByteRig(SchedulerRig):
             command, rows, tags = self.held.pop(0)
             for stream in self.holds:
                 if self._holds.rand() < self.lag:
-                    stall(self.device, stream, HOLD_MS)
+                    stall(self.device, stream, self.hold_ms)
             self.worker.begin_step(command)
             if len(rows.rows):
                 self._forward(rows, tags)

@@ -7,11 +7,14 @@ import os
 
 import numpy as np
 import pytest
-from device_rig import GIB, PAGE, Rig, make_config, resident, restore, spill
+from backends import plain
+from device_rig import GIB, PAGE, Rig, contents, make_config, resident, restore, spill
 
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.errors import DeviceError, ProtocolError, UsageError
 from hisparse.fsm.wire import AckKind
+
+on_both = pytest.mark.usefixtures("backend")
 
 
 def worker_rig(**kwargs):
@@ -19,6 +22,12 @@ def worker_rig(**kwargs):
     return Rig(make_config(suffix=suffix), **kwargs)
 
 
+def no_gpu_content(rig):
+    """While it is asleep; the memory of a GPU is not there to be looked at."""
+    return rig.device.name == "cuda" or not rig.worker.gpu_pool.any()
+
+
+@on_both
 def test_level_1_loses_the_gpu_pool_and_keeps_the_host():
     rig = worker_rig()
     rig.begin(tables=(resident(0, 0, 1),))
@@ -27,13 +36,21 @@ def test_level_1_loses_the_gpu_pool_and_keeps_the_host():
     rig.run_step(transfers=(spill(1, 1, 1),))
     pools = rig.worker.gpu_pool, rig.worker.host_pool, rig.worker.suffix_pool
     rig.run_step(memory=(1,))
-    assert rig.worker.asleep == 1 and not rig.worker.gpu_pool.any()
+    assert rig.worker.asleep == 1 and no_gpu_content(rig)
     assert rig.worker.host_pool.any(), "the copy was waited for"
     rig.run_step(memory=(0,))
     now = rig.worker.gpu_pool, rig.worker.host_pool, rig.worker.suffix_pool
     assert all(a is b for a, b in zip(pools, now, strict=True)), "the addresses are the same"
+    assert not plain(rig.worker.gpu_pool).any()
+    rig.begin(tables=(resident(0, 0, 1),))
+    rig.write_page(0, 0)
+    rig.end()
+    rig.device.synchronize()
+    got = plain(rig.worker.handles[1].resident.array)[1]
+    assert (got == contents(0, 1, range(PAGE))).all()
 
 
+@on_both
 def test_level_2_loses_the_host_tiers_too_and_both_ops_may_come_in_one_command():
     rig = worker_rig()
     rig.worker.host_pool[:] = 7
@@ -60,6 +77,7 @@ def test_the_memory_really_goes_back():
     assert device.statistics()["allocated_bytes"] == 0
 
 
+@on_both
 def test_asleep_nothing_is_copied_or_poisoned_and_tables_still_change():
     rig = worker_rig()
     rig.run_step(memory=(1,))
@@ -67,7 +85,7 @@ def test_asleep_nothing_is_copied_or_poisoned_and_tables_still_change():
         rig.begin(transfers=(restore(1, 1, 2),))
     rig.run_step(poison_blocks=(3,), tables=(resident(0, 0, 4),))
     rig.device.synchronize()
-    assert not rig.worker.gpu_pool.any() and rig.worker.tables[0][0, 0] == 4
+    assert no_gpu_content(rig) and plain(rig.worker.tables[0])[0, 0] == 4
 
 
 def test_shutdown_waits_for_copies_and_says_how_they_ended():
@@ -86,6 +104,7 @@ def test_shutdown_waits_for_copies_and_says_how_they_ended():
     assert rig.device.statistics()["allocated_bytes"] == 0
 
 
+@on_both
 def test_shutdown_is_idempotent_and_the_end_of_all_work():
     rig = worker_rig()
     rig.run_step()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from backends import plain, value
+import pytest
+from backends import close_all, plain, value
 from device_rig import (
     PAGE,
     PAGES,
@@ -19,15 +20,16 @@ from device_rig import (
     resident,
     step_rows,
 )
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from resolver_reference import ReferenceResolver
 
 
 @st.composite
-def runs(draw):
-    hot_rows = draw(st.sampled_from([2, 3, 4, 6, 10]))
-    top_k = draw(st.integers(1, hot_rows))
+def runs(draw, sizes=None):
+    """Of any sizes, or of the given (hot rows, top-k), for which kernels are compiled once."""
+    hot_rows = draw(st.sampled_from([2, 3, 4, 6, 10])) if sizes is None else sizes[0]
+    top_k = draw(st.integers(1, hot_rows)) if sizes is None else sizes[1]
     on_gpu = [draw(st.lists(st.booleans(), min_size=4, max_size=4)) for _ in range(REQUESTS)]
     steps = []
     reach = draw(
@@ -73,9 +75,40 @@ def check_state(rig, reference):
         }
 
 
+def check_gpu(rig, reference):
+    """The same of a GPU, where the order is a list and hits are counted by entry."""
+    for group in rig.config.layout.index_groups:
+        resolver = rig.worker.handles[group[0]].runtime.resolver
+        kept, positions, order, _ = map(plain, resolver.state)
+        for row in range(REQUESTS):
+            slots = reference.slots_of(row)
+            held = [-1 if s is None else s["position"] for s in slots]
+            stamps = [-1 if s is None else 2 * s["step"] + s["hit"] for s in slots]
+            assert positions[row, : len(held)].tolist() == held
+            ranked = sorted(range(len(held)), key=lambda slot: (stamps[slot], slot))
+            assert order[row, : len(held)].tolist() == ranked
+            inverse = {p: s for s, p in enumerate(held) if p >= 0}
+            assert {int(p): int(kept[row, p]) for p in np.flatnonzero(kept[row] >= 0)} == inverse
+        assert resolver.statistics()["misses"] == reference.misses
+
+
 @settings(max_examples=200, deadline=None)
 @given(runs(), st.integers(0, 3))
 def test_resolver_is_the_reference(run, seed):
+    play(run, seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cuda")
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(runs((6, 3)))
+def test_the_worker_on_a_gpu_is_the_reference(run):
+    """Tables and what they forget, waves, followers and order, by the worker's own calls."""
+    play(run, 0)
+    close_all()
+
+
+def play(run, seed):
     hot_rows, top_k, on_gpu, steps = run
     rig = Rig(make_config(hot_rows, top_k, REQUESTS, PAGES), seed=seed)
     reference = ReferenceResolver(PAGE, hot_rows, top_k)
@@ -104,6 +137,9 @@ def test_resolver_is_the_reference(run, seed):
         answers = reference.resolve(rows, picks, rig.step)
         for layer, made in pending.items():
             assert (value(made) == expect(rows, top, layer)).all()
+        if rig.device.name == "cuda":
+            check_gpu(rig, reference)
+            continue
         for group in rig.worker.groups:
             plan = group.calls[0].plan
             for i, line in enumerate(answers):

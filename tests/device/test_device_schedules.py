@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backends import close_all
 from byte_rig import ByteRig
 from device_rig import knock_out
 from hypothesis import HealthCheck, given, settings
@@ -31,8 +32,9 @@ def play(seed, write_back, lag, without=None, steps=30):
     config = make_config(blocks=30, host_pages=60, write_back=write_back)
     rig = ByteRig(config, lag=lag, seed=seed)
     knock_out(rig.worker.transfers, without)
-    if without == "d2h_after_compute":
-        rig.holds = ("compute",)
+    if without is not None:  # on a GPU: so long that the other streams are steps ahead
+        rig.holds = ("compute",) if without == "d2h_after_compute" else ("d2h",)
+        rig.hold_ms = 50
     live, count = [], 0
     for _ in range(steps):
         state = rig.state
@@ -58,7 +60,7 @@ def play(seed, write_back, lag, without=None, steps=30):
     return rig
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 10_000),
     st.sampled_from(["eager", "on_pressure"]),
@@ -66,6 +68,7 @@ def play(seed, write_back, lag, without=None, steps=30):
 )
 def test_no_schedule_loses_a_row(seed, write_back, lag):
     play(seed, write_back, lag)
+    close_all()
 
 
 def test_schedules_spill_reuse_and_read_back():
@@ -77,10 +80,10 @@ def test_schedules_spill_reuse_and_read_back():
 
 
 @pytest.mark.parametrize("without", ["compute_after_spill", "d2h_after_compute"])
-def test_without_the_ordering_edge_rows_are_lost(without):
-    for seed in range(12):
+def test_without_the_ordering_edge_rows_are_lost(without, backend):
+    for seed in range(12 if backend == "cpu" else 3):
         try:
-            play(seed, "on_pressure", 0.7, without)
+            play(seed, "on_pressure", 0.7 if backend == "cpu" else 1.0, without)
         except (AssertionError, InvariantViolation):
             return
     raise AssertionError(f"{without} left out, and no schedule shows it")

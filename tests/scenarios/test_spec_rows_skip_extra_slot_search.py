@@ -7,6 +7,8 @@ later row reads them as it reads any other, beside rows that only the host has.
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from backends import open_backend, value
 from kv_rig import PAGE, make_config
 
 from hisparse.engine.local import LocalReplica
@@ -16,9 +18,10 @@ ROWS = 4  # the newest token and three drafts
 HELD = 21
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_row_reads_the_drafts_before_it_in_its_own_step():
     config = make_config(blocks=60, schedule={"lookahead_rows": ROWS - 1})
-    replica = LocalReplica(config)
+    replica = LocalReplica(config, device=open_backend())
     tags = Chain().tags(range(HELD + ROWS))
 
     def compute(rows, selection):
@@ -39,7 +42,7 @@ def test_a_row_reads_the_drafts_before_it_in_its_own_step():
         last = HELD + ROWS - 1
         selection = np.array([[p, p - 1, 3, -1] for p in rows.positions], dtype=np.int32)
         selection[-1] = [last - 2, last - 1, last, 2]
-        found = [pending.result() for pending in compute(rows, selection)]
+        found = [value(pending) for pending in compute(rows, selection)]
     for layer, data in enumerate(found):
         for i, chosen in enumerate(selection):
             kept = chosen >= 0

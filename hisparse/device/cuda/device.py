@@ -1,8 +1,8 @@
 """The `cuda` backend: streams, memory, arrays, and the record of what went wrong.
 
 Owns four streams: compute, d2h and h2d, which the worker knows, and `side`, on which followers
-fetch ahead of their layers and which is joined before the step ends. GPU memory comes from torch's
-allocator, so that an engine that profiles memory sees it; the pinned pool is `HostMemory`.
+fetch ahead of their layers and which is joined before the step ends. Pools are `GpuMemory` and
+`HostMemory`, whose addresses stay while their memory is given up; results of ops are torch's.
 
 Device arrays are CuPy arrays or torch tensors; whatever has a ``__cuda_array_interface__`` is
 taken. Work of the step path is queued, never waited for: `torch.cuda.set_sync_debug_mode("error")`
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from hisparse.device import backend
 from hisparse.device.cuda.faults import FaultRecord
+from hisparse.device.cuda.gpu_memory import GpuMemory
 from hisparse.device.cuda.host_memory import HostMemory, pinned_memory
 from hisparse.device.cuda.kernels import require_cupy
 from hisparse.device.cuda.movers import CudaKernels
@@ -60,16 +61,22 @@ class CudaDevice:
         self.kernels = CudaKernels(self)
         self._pinned: dict[int, HostMemory] = {}  # by address
         self._unready: list[HostMemory] = []
-        self._allocated: dict[int, int] = {}
+        self._allocated: dict[int, GpuMemory] = {}  # by address
 
     # -- memory ----------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, fill: int = 0) -> Any:
-        with self.compute.current():
-            made = self.torch.full((size_bytes,), fill, dtype=self.torch.uint8, device="cuda")
-            array = self.adopt(made)
-        self.compute.torch.synchronize()
-        self._allocated[array.data.ptr] = size_bytes
+        cupy, memory = self.cupy, GpuMemory(size_bytes, self.index)
+        self._allocated[memory.address] = memory
+        owned = cupy.cuda.UnownedMemory(memory.address, size_bytes, memory, self.index)
+        array = cupy.ndarray((size_bytes,), cupy.uint8, cupy.cuda.MemoryPointer(owned, 0))
+        self._fill(array, fill)
         return array
+
+    def _fill(self, array: Any, fill: int) -> None:
+        """Now, and waited for."""
+        with self.compute.current():
+            self.wipe(array, fill)
+        self.compute.torch.synchronize()
 
     def allocate_table(self, rows: int, entries: int, guard: int = 0) -> Any:
         with self.compute.current():
@@ -92,13 +99,20 @@ class CudaDevice:
             self._unready.pop()
 
     def discard(self, array: Any) -> None:
-        self._pinned_of(array, "discard").discard()
+        if isinstance(array, np.ndarray):
+            self._pinned[array.ctypes.data].discard()
+        else:
+            self._allocated[array.data.ptr].discard()
 
     def recommit(self, array: Any, fill: int = 0) -> None:
-        memory = self._pinned_of(array, "recommit")
-        memory.recommit(fill)
-        self._unready.append(memory)
-        self.ready()
+        if isinstance(array, np.ndarray):
+            memory = self._pinned[array.ctypes.data]
+            memory.recommit(fill)
+            self._unready.append(memory)
+            self.ready()
+        else:
+            self._allocated[array.data.ptr].recommit()
+            self._fill(array, fill)
 
     def release(self, array: Any) -> None:
         if isinstance(array, np.ndarray):
@@ -106,14 +120,8 @@ class CudaDevice:
             memory.release()  # before it is forgotten: what is refused may be tried again
             del self._pinned[memory.address]
         else:
-            del self._allocated[array.data.ptr]  # torch's allocator gets it with its last view
-
-    def _pinned_of(self, array: Any, what: str) -> HostMemory:
-        if not isinstance(array, np.ndarray):
-            raise DeviceError(
-                f"{what}: the cuda backend cannot give up GPU memory behind addresses"
-            )
-        return self._pinned[array.ctypes.data]
+            self._allocated[array.data.ptr].release()
+            del self._allocated[array.data.ptr]
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A torch tensor for an op's result: of the graph's own memory while one is captured."""
@@ -231,7 +239,7 @@ class CudaDevice:
             "staging_waits": sum(
                 stream.staging.waits for stream in (self.compute, self.d2h, self.h2d)
             ),
-            "allocated_bytes": sum(self._allocated.values()) + pinned,
+            "allocated_bytes": pinned + sum(m.size_bytes for m in self._allocated.values()),
         }
 
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hisparse.errors import InvariantViolation
+from hisparse.errors import ConfigError, InvariantViolation
 
 if TYPE_CHECKING:
     from hisparse.device.cuda.device import CudaDevice
 
-_WORDS = 16  # struct Faults
+_WORDS = 16  # struct Faults, and behind it four words a group
+GROUPS_MAX = 256
 _SLOTS = 16  # copies under way; a step that finds none leaves it to the next
 _KINDS = {  # enum Fault
     1: ("always_readable", "the position has neither a resident nor a readable host row"),
@@ -31,16 +32,18 @@ _KINDS = {  # enum Fault
 
 
 class FaultRecord:
-    """The first fault of a device, and counts of each kind."""
+    """The first fault of a device, and counts of each kind; what resolves count as lost."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         cupy = device.cupy
-        self._record = cupy.zeros((_WORDS,), cupy.int32)
-        self._memory = cupy.cuda.alloc_pinned_memory(_SLOTS * _WORDS * 4)
-        self._copies = np.frombuffer(self._memory, np.int32, _SLOTS * _WORDS).reshape(_SLOTS, -1)
+        self._record = cupy.zeros((_WORDS + 4 * GROUPS_MAX,), cupy.int32)
+        size = self._record.nbytes
+        self._memory = cupy.cuda.alloc_pinned_memory(_SLOTS * size)
+        words = np.frombuffer(self._memory, np.int32, _SLOTS * size // 4)
+        self._copies = words.reshape(_SLOTS, -1)
         self._under_way: deque[tuple[Any, int]] = deque()
-        self._next = 0
+        self._next = self._groups = 0
         self._owners: list[str] = []
         self._told = False
 
@@ -53,6 +56,14 @@ class FaultRecord:
         if owner not in self._owners:
             self._owners.append(owner)
         return np.int32(self._owners.index(owner))
+
+    def counters(self) -> Any:
+        """uint64 ``[2]`` for another group's resolver: its misses, and entries without any copy."""
+        first = _WORDS + 4 * self._groups
+        self._groups += 1
+        if self._groups > GROUPS_MAX:
+            raise ConfigError(f"more than {GROUPS_MAX} index groups on a device")
+        return self._record[first : first + 4].view(np.uint64)
 
     def copy_out(self) -> None:
         """Queue a copy of the record as it will be here, on the current (compute) stream."""
@@ -89,10 +100,16 @@ class FaultRecord:
         }
 
     def _tell(self, record: np.ndarray) -> None:
-        _, kind, row, owner, position = (int(x) for x in record[:5])
-        if not kind or self._told:
+        if self._told:
             return
-        self._told = True
-        name, why = _KINDS[kind]
-        where = self._owners[owner] if 0 <= owner < len(self._owners) else f"owner {owner}"
-        raise InvariantViolation(name, f"row {row}, position {position}, {where}: {why}")
+        _, kind, row, owner, position = (int(x) for x in record[:5])
+        lost = int(record[_WORDS:].view(np.uint64)[1::2].sum())
+        self._told = bool(kind or lost)
+        if kind:
+            name, why = _KINDS[kind]
+            raise InvariantViolation(
+                name, f"row {row}, position {position}, {self._owners[owner]}: {why}"
+            )
+        if lost:  # by who asks where rows are, and does not copy them
+            name, why = _KINDS[1]
+            raise InvariantViolation(name, f"{lost} selected entries: {why}")

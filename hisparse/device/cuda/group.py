@@ -36,6 +36,7 @@ from hisparse.fsm.wire import Table
 if TYPE_CHECKING:
     from hisparse.device.cuda.state import WorkerState
 
+EPOCH_STEPS = (1 << 32) // CALLS_MAX
 KEPT_CALLS_MAX = CALLS_MAX // 2  # of a group in a step of fixed shape; the rest is for other steps
 
 
@@ -57,6 +58,7 @@ class GroupResolver:
                 self._resolver = CudaResolver(
                     state.sizes, tables, requests, self.layers, state.step
                 )
+                self._resolver.counters = self.device.faults.counters()
             self._seen = self.device.cupy.zeros((2,), self.device.cupy.uint64)
         self._kept: dict[tuple[int, int, int], ResolveCall] = {}
         self._open: list[CudaPlan] = []  # some layer has not fetched
@@ -78,12 +80,12 @@ class GroupResolver:
         return self._resolver.state_bytes if self._resolver is not None else 0
 
     def begin_step(self, step: int) -> None:
-        """A step, or a dummy one under the number of the last: then epochs repeat, and what kept
-        calls hold of it is wiped."""
+        """A step, or a dummy one under the number of the last. Where epochs come again, then and
+        when their 32 bits are used up, what kept calls hold of them is wiped."""
         for plan in self._open:
             self._give_back(plan)
         self._open.clear()
-        if step == self._step:
+        if step == self._step or step // EPOCH_STEPS != self._step // EPOCH_STEPS:
             with self.device.compute.current():
                 for call in self._kept.values():
                     self.device.wipe(call.count, WIPED)
