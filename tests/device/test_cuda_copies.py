@@ -70,6 +70,9 @@ class Pools:
             self.gpu.set(self.bytes(self.gpu.size))
         self.copies = PageCopies(shape, self.gpu, self.host, self.suffix, by_kernel=by_kernel)
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        with self.stream:  # a kernel's first launch waits for the device: not on a held stream
+            self.copies.restore([1], [1])
+        self.stream.synchronize()
 
     def bytes(self, size):
         return self.rng.integers(0, 256, size, dtype=np.uint8)
@@ -218,7 +221,8 @@ def test_a_spill_lies_between_the_last_writer_and_the_next_and_both_edges_are_ne
     compute, d2h = pools.stream, pools.cupy.cuda.Stream(non_blocking=True)
     block = pools.gpu.reshape(40, 8, -1)[5]
     first = pools.host.reshape(8, 50, -1)[:, 3]
-    block.fill(1)  # its kernel is loaded now: that waits for the device
+    block.fill(1)  # its kernel is loaded now, for the same reason
+    pools.cupy.cuda.runtime.deviceSynchronize()
     with pools.held(compute):
         with compute:
             block.fill(0x11)  # the last writer, queued behind what holds the stream
