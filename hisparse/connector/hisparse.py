@@ -53,7 +53,12 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
             raise UsageError(f"HiSparseConnector in {role.value} role needs {part}=")
         self._coordinator = coordinator
         self._worker = worker
-        self._cursor = LogCursor(coordinator.log, 0) if coordinator is not None else None
+        self._cursor = (
+            LogCursor(coordinator.log, coordinator.recovered_seq)
+            if coordinator is not None
+            else None
+        )
+        self._built = False  # a command
         self._lost_at = 0  # seq by which a rank was lost, with all that followed from it
         self._step = 0  # the step under way, in worker role
         self.taken = 0  # acknowledgement messages that brought news
@@ -82,6 +87,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         """The projection of all events since the last command; None when offload is disabled."""
         coordinator, cursor = self.coordinator, self._cursor
         assert cursor is not None
+        self._built = True
         coordinator.log.commit()
         from_seq = cursor.position
         events = cursor.take(upto=coordinator.log.committed_seq)
@@ -124,23 +130,25 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
 
     def attach(self, workers: Mapping[int, tuple[int, int]]) -> list[int]:
         """Go on, in a new process, with workers that are still there, by (worker epoch, seq of its
-        cursor) of each rank. Commands begin where they are; ranks that are not named, of another
-        epoch, behind the others, or beyond the end of the log, are lost. Returns which.
+        cursor) of each rank (-1: it is gone, but that epoch is known). Commands begin where they
+        are. Lost are ranks that are not named, of another epoch, behind others, beyond the end of
+        the log, or that have not begun a step whose rows the log has accepted. Returns which.
 
         Raises UsageError once a command was built.
         """
         coordinator, cursor = self.coordinator, self._cursor
         assert cursor is not None
-        if cursor.position:
+        if self._built:
             raise UsageError("attach comes before the first command")
         state, end = coordinator.state, coordinator.recovered_seq
         there = {
             rank: to_seq
             for rank, (epoch, to_seq) in workers.items()
-            if epoch == state.worker_epoch[rank] and to_seq <= end
+            if epoch == state.worker_epoch[rank] and coordinator.accepted_seq <= to_seq <= end
         }
         position = max(there.values(), default=end)
-        cursor.take(upto=position)
+        cursor.close()
+        self._cursor = LogCursor(coordinator.log, position)
         lost = [rank for rank in range(state.config.ranks) if there.get(rank) != position]
         for rank in lost:
             self.lose_rank(rank, "not where the log is", seen_epoch=workers.get(rank, (0, 0))[0])

@@ -198,6 +198,13 @@ class DiskLog:
         except OSError:
             self._failed_snapshots += 1
 
+    def stored_snapshots(self) -> Iterator[bytes]:
+        """The snapshots that are intact and not ahead of the log, newest first."""
+        for seq in reversed(self._snapshots.seqs()):
+            data = self._snapshots.read(seq) if seq <= self.last_seq else None
+            if data is not None:
+                yield data
+
     def since(self, position: int, upto: int | None = None) -> list[tuple[int, LoggedEvent]]:
         """Events of seqs in ``(position, upto]``: from memory, or from disk where dropped there."""
         dropped = self._memory.dropped_seq

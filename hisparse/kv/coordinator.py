@@ -66,25 +66,27 @@ class HiSparseCoordinator:
         log: EventLog,
         *,
         suffix: SuffixSource | None = None,
-        _recovering: bool = False,
+        _recovered: State | None = None,
     ) -> None:
-        if log.next_seq != 1 and not _recovering:
+        if log.next_seq != 1 and _recovered is None:
             raise UsageError(
                 f"the log holds events up to {log.next_seq - 1}: use a fresh one, or `recover`"
             )
         resolve(config.policy.name)
         self.config = config
         self.log = log
-        self.state = State(config)
+        self.state = State(config) if _recovered is None else _recovered
         self._broken: Exception | None = None
         self.recovered_seq = 0  # the last that another process wrote
+        self.accepted_seq = 0  # by which it had planned the last step whose rows it accepted
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
         self._under_way = np.zeros(0, dtype=np.int64)  # request rows of the last step planned
         self._rewound: dict[Key, ev.RequestRewound] = {}  # not told to the engine yet
         self.suffix = suffix if suffix is not None else open_suffix(self.state)
         self._preempted: list[Key] = []
         self.metrics = Metrics(config)
-        self.checker = Checker(config) if config.checks == "on" else None
+        begun = self.state if self.state.seq else None
+        self.checker = Checker(config, state=begun) if config.checks == "on" else None
 
     # -- running decisions ------------------------------------------------------------------------
     def _record(self, event: ev.Event) -> int:
@@ -373,6 +375,7 @@ class HiSparseCoordinator:
         config: HiSparseConfig,
         log: EventLog,
         *,
+        state: State | None = None,
         suffix: SuffixSource | None = None,
         reason: str = "restarted",
     ) -> HiSparseCoordinator:
@@ -380,19 +383,31 @@ class HiSparseCoordinator:
         had not ended. What was cached stays; a rank that is not there any more, or not where the
         log is, has to be lost (`HiSparseConnector.attach`).
 
-        Raises LogError for a log that does not begin at its first event, LogDamage for one that
-        dropped events: such a pool is not restartable, begin an empty log.
+        Args:
+            state: of a snapshot of this log (`DiskLog.stored_snapshots`): where to begin.
+                It becomes the coordinator's.
+            reason: for the log.
+
+        Raises LogError for a log that does not begin at its first event or behind `state`,
+        LogDamage for one that dropped events behind that: such a pool is not restartable, begin an
+        empty log.
         """
-        made = cls(config, log, suffix=suffix, _recovering=True)
+        made = cls(config, log, suffix=suffix, _recovered=state or State(config))
         last: ev.Event | None = None
-        for seq, event in log.read(1):
+        planned = made.accepted_seq = made.state.seq
+        for seq, event in log.read(made.state.seq + 1):
             if isinstance(event, ev.LogGap):
                 raise LogDamage(
                     f"the log dropped events {event.after_seq + 1} to {seq}: its state is unknown; "
-                    "begin with an empty log"
+                    "begin at a snapshot behind that, or with an empty log"
                 )
             assert isinstance(event, ev.Event)
             made._fold(event, seq)
+            match event:
+                case ev.StepPlanned():
+                    planned = seq
+                case ev.RowsComputed():
+                    made.accepted_seq = planned
             if event.is_input and not event.cause and not isinstance(event, ev.SchedulerRecovered):
                 last = event
         made.recovered_seq = made.state.seq

@@ -54,6 +54,7 @@ class Program:
     faults: Mapping[str, float] = field(default_factory=dict)
     tides: bool = False
     check_every: int = 1
+    disk: Mapping[str, Any] | None = None
     operations: tuple[Operation, ...] = ()
 
     def lines(self) -> list[str]:
@@ -80,6 +81,7 @@ def to_json(program: Program) -> str:
         "faults": dict(program.faults),
         "tides": program.tides,
         "check_every": program.check_every,
+        "disk": program.disk,
     }
     lines = [f"{_json(name)}: {_json(value)}" for name, value in head.items()]
     done = ",\n  ".join(_json(operation) for operation in program.operations)
@@ -135,6 +137,7 @@ class Player:
             faults=world.faults,
             check_every=world.check_every,
             tides=world.tides,
+            disk=world.disk,
         )
 
     @property
@@ -150,6 +153,8 @@ class Player:
 
 
 def _perform(replica: SimReplica, verb: str, arguments: Mapping[str, Any]) -> bool:
+    if replica.down and verb not in ("step", "arm"):
+        return False  # there is nobody to ask
     match verb:
         case "step":
             replica.step()

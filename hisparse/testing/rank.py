@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from hisparse.device.backend import Sink
 from hisparse.device.cpu.streams import SimDevice, SimEvent, SimStream
 from hisparse.device.transfers import CopyFault
 from hisparse.device.worker import HiSparseWorker
-from hisparse.errors import ProtocolError
+from hisparse.errors import DeviceError, ProtocolError
 from hisparse.fsm.wire import Acknowledgements, Table
 from hisparse.testing.tagged import ForwardPass
 
@@ -63,12 +64,34 @@ class Channel:
 
 
 class RankDevice(SimDevice):
-    """A `SimDevice` whose streams can be held open: nothing queued behind a hold runs before it is
-    let go, or something has to wait for the device as a whole."""
+    """A `SimDevice` that can refuse memory, and whose streams can be held open: nothing queued
+    behind a hold runs before it is let go, or something has to wait for the device as a whole.
+
+    `pinned_left`: allocations of pinned memory that are granted before one is refused (None: all);
+    `recommits_refused`: the next return of discarded memory is. `refused` counts what was.
+    """
 
     def __init__(self, seed: int, lag: float) -> None:
         super().__init__(seed, lag)
+        self.pinned_left: int | None = None
+        self.recommits_refused = False
+        self.refused = 0
         self._holds: list[SimEvent] = []
+
+    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
+        if self.pinned_left == 0:
+            self.refused += 1
+            raise DeviceError(f"pinned memory is refused: {size_bytes} B")
+        if self.pinned_left is not None:
+            self.pinned_left -= 1
+        return super().allocate_pinned(size_bytes, fill, granule)
+
+    def recommit(self, array: Any, fill: int = 0) -> None:
+        if self.recommits_refused:
+            self.recommits_refused = False
+            self.refused += 1
+            raise DeviceError("memory that was discarded is not given back")
+        super().recommit(array, fill)
 
     def hold(self, stream: SimStream) -> SimEvent:
         """Hold `stream`; ``done = True`` on what is returned lets go."""

@@ -30,12 +30,14 @@ from hisparse.device.rows import StepRows
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.errors import DeviceError, InvariantViolation
+from hisparse.errors import DeviceError, InvariantViolation, LogError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.log import EventLog
+from hisparse.fsm.log_disk import DiskLog
+from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.state import State, digest
 from hisparse.fsm.wire import Acknowledgements, AnyTransfer
 from hisparse.kv.coordinator import HiSparseCoordinator
@@ -43,6 +45,7 @@ from hisparse.testing.atlas.base import Fault, Incident
 from hisparse.testing.losses import Losses
 from hisparse.testing.rank import RankDevice, SimRank, Task
 from hisparse.testing.restarts import Restarts, SchedulerDied, SimLog
+from hisparse.testing.store import Store
 from hisparse.testing.tagged import Seen, TaggedModel
 from hisparse.testing.worlds import EOS, Workload
 
@@ -60,6 +63,8 @@ class SimReplica:
         lags: how far each rank's streams hang back (`SimDevice`).
         faults: rate by kind of the atlas; kinds that are missing are off, and one whose rate is 0
             strikes where `arm` says so.
+        disk: the log lies on a simulated disk, with these options of `Store`; None: in memory,
+            and kinds that need a disk are off.
         tides: a few long requests among short ones (`worlds.Workload`).
         check_every: steps from one look at the whole state to the next.
     """
@@ -73,6 +78,7 @@ class SimReplica:
         faults: Mapping[str, float] | None = None,
         check_every: int = 1,
         tides: bool = False,
+        disk: Mapping[str, Any] | None = None,
     ) -> None:
         from hisparse.testing.atlas import ATLAS  # its kinds speak of replicas
 
@@ -93,23 +99,27 @@ class SimReplica:
         self.workload = Workload(random.Random(f"{seed} workload"), longest, tides, "fault")
         self.workload.rng = random.Random(f"{seed} workload of faults")  # and the same stems
         self.model = TaggedModel(config, random.Random(f"{seed} model"))
+        self.store = Store(config, seed, dict(disk)) if disk is not None else None
+        self.restarts = Restarts(self, seed)
+        self.on_device: list[Callable[[int, RankDevice], None]] = []  # called with each new one
         self.on_open: list[Callable[[], None]] = []  # called when a scheduler has begun
         self.faults: list[Fault] = [
             ATLAS[kind](self, rate, random.Random(f"{seed} fault {kind}"))
             for kind, rate in sorted((faults or {}).items())
+            if disk is not None or not ATLAS[kind].needs_disk
         ]
         self.tolerates_faults = any(f.kind in COPY_LOSSES and f.rate > 0 for f in self.faults)
         self.last_words: dict[int, Acknowledgements] = {}  # by rank: the last message of all
-        self.restarts = Restarts(self, seed)
         self._message_faults = self._with("message")
         self._copy_faults = self._with("copy_fails")
         self._command_faults = self._with("command")
         self._strikers = self._with("strike")
-        self.log: EventLog = SimLog()
-        self.on_device_error: Callable[[SimRank], None] | None = None  # a fault that expects one
+        self._tenders = self._with("tend")
+        self.log: EventLog = SimLog() if self.store is None else self.store.open()[0]
         self.served = 0  # requests that came to an end of any kind
         self.ranks = [self.make_rank(n) for n in range(config.ranks)]
         self.open(HiSparseCoordinator(config, self.log))
+        self.restarts.down = False
 
     def _with(self, hook: str) -> list[Fault]:
         return [f for f in self.faults if getattr(type(f), hook) is not getattr(Fault, hook)]
@@ -132,17 +142,22 @@ class SimReplica:
         for hook in self.on_open:
             hook()
         self._codec = Codec(EVENT_TYPES)
-        self._shadow = State(self.config)
-        self._cursor = LogCursor(self.log, 0)
+        state = coordinator.state
+        self._shadow = restore(self.config, snapshot(state)) if state.seq else State(self.config)
+        self._cursor = LogCursor(self.log, state.seq)
         self._done_before = self.served
 
     def make_device(self, number: int, life: int = 0) -> RankDevice:
         seed = random.Random(f"{self.seed} device {number} {life}").randrange(1 << 31)
-        return RankDevice(seed, self.lags[number])
+        device = RankDevice(seed, self.lags[number])
+        for hook in self.on_device:
+            hook(number, device)
+        return device
 
-    def make_rank(self, number: int, **more: Any) -> SimRank:
+    def make_rank(self, number: int, device: RankDevice | None = None, **more: Any) -> SimRank:
         """A worker process for rank `number` begins. Raises what its start raises."""
-        device = self.make_device(number, more.get("worker_epoch", 1))
+        if device is None:
+            device = self.make_device(number, more.get("worker_epoch", 1))
         box: list[SimRank] = []
 
         def copy_fault(transfer: AnyTransfer) -> bool:
@@ -219,12 +234,26 @@ class SimReplica:
     def step(self) -> None:
         """One scheduler step and what follows from it; raises InvariantViolation."""
         self.now += 1
+        for fault in self._tenders:
+            fault.tend()
+        if self.down:
+            self.restarts.begin_again()
+            return
         self.restarts.tend()
-        self.coordinator.tick(self.now * STEP_MS * 1000)
+        if self.store is not None:
+            self.store.clock_s = self.now / 10
+        self.coordinator.tick(max(self.now * STEP_MS * 1000, self.state.now_us))
         try:
             self.engine.step()
+            self._snapshot()
         except SchedulerDied as death:
             death.restart()
+        except LogError:
+            if self.store is None or not self.store.disk.full:
+                raise
+            self.restarts.crash_scheduler()  # a writer that cannot write stops
+        if self.down:
+            return
         self.served = self._done_before + len(self.engine.done)
         self.losses.check()
         self._raise_first()
@@ -233,6 +262,18 @@ class SimReplica:
         for fault in self._strikers:
             fault.strike()
         self._look_at_incidents()
+
+    @property
+    def down(self) -> bool:
+        """Whether there is no scheduler: its log cannot be opened. All it does is try again."""
+        return self.restarts.down
+
+    def _snapshot(self) -> None:
+        store = self.store
+        if store is None or not store.takes_snapshots:
+            return
+        if isinstance(self.log, DiskLog) and self.log.snapshot_due:
+            self.log.snapshot(self.state.seq, snapshot(self.state))
 
     def cease(self) -> None:
         """Faults are over, from here on: what they held is let go of, ranks catch up."""
@@ -248,7 +289,7 @@ class SimReplica:
         ``progress`` if it does not end, ``survives`` for a fault that was not survived."""
         self.cease()
         ended, at = -1, self.now
-        while self._busy():
+        while self.down or self._busy():
             if ended != self.served:
                 ended, at = self.served, self.now
             if self.now - at > STALLED_STEPS_MAX:
@@ -322,9 +363,9 @@ class SimReplica:
             rank.run(self.now)
             message = rank.worker.poll()
         except DeviceError:
-            if self.on_device_error is None:
+            if not rank.device.refused:
                 raise
-            self.on_device_error(rank)
+            self.crash_rank(rank.number)  # as an engine does with a rank that raises
             return
         if message is not None:
             self.last_words[rank.number] = message

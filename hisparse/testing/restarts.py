@@ -20,8 +20,9 @@ import numpy as np
 
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.errors import DeviceError
+from hisparse.errors import DeviceError, LogDamage, LogError
 from hisparse.fsm.log import EventLog, MemoryLog
+from hisparse.fsm.state import State
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.rank import SimRank
 
@@ -59,8 +60,11 @@ class Restarts:
         self.replica = replica
         self.rng = random.Random(f"{seed} restarts")
         self.notices: dict[int, int] = {}  # rank that died -> step in which the scheduler hears
-        self.before_start: list[Callable[[int], None]] = []  # of a rank; may raise DeviceError
         self.starts_failed = 0
+        self.down = True  # no scheduler: its log was not opened yet
+        self.acted_on = 0  # seq up to which commands had been built when the last one died
+        self._lost: list[Served] = []
+        self._open: Callable[[], tuple[EventLog, State | None]] = lambda: (SimLog(), None)
 
     # -- ranks ------------------------------------------------------------------------------------
     def crash_rank(self, number: int, notice_steps: int = 0) -> None:
@@ -87,8 +91,6 @@ class Restarts:
             return
         epoch, at_seq = joined
         try:
-            for hook in self.before_start:
-                hook(gone.number)
             rank = self.replica.make_rank(gone.number, worker_epoch=epoch, at_seq=at_seq)
         except DeviceError:
             self.starts_failed += 1
@@ -98,40 +100,84 @@ class Restarts:
         self.replica.ranks[gone.number] = rank
 
     # -- the scheduler ----------------------------------------------------------------------------
-    def crash_scheduler(self, *, keep_inboxes: bool = True, cut: int | None = None) -> None:
+    def crash_scheduler(
+        self,
+        *,
+        keep_inboxes: bool = True,
+        cut: int | None = None,
+        power: bool = False,
+        spoil: Callable[[], None] = lambda: None,
+    ) -> None:
         """The scheduler process is gone; another goes on with its log. Ranks stay as they are.
 
         Args:
             keep_inboxes: whether commands that no rank has begun still reach them.
-            cut: last seq that the log still has (default: all); never below the last command's.
+            cut: last seq that a log in memory still has (default: all), not below the last
+                command's.
+            power: the machine is gone, ranks and all.
+            spoil: called when the process is gone, before another begins.
         """
         replica = self.replica
-        lost = list(replica.engine.live.values())
+        self._lost = list(replica.engine.live.values())
         replica.engine.live.clear()
-        for served in lost:
+        for served in self._lost:
             served.outcome = "failed"
         for rank in replica.ranks:
             if not keep_inboxes:
                 rank.inbox.clear()
-            while rank.inbox and not rank.dead:
+            while rank.inbox and not rank.dead and not power:
                 rank.run_one()
+            if power and not rank.dead:
+                rank.die()
+        self.acted_on = replica.connector.position  # write-ahead: ranks may have, up to here
         log = replica.log
-        if cut is not None and isinstance(log, MemoryLog):
-            assert cut >= replica.connector.position, "write-ahead: a rank has acted on this"
-            log = shortened(log, cut)
-        self.reopen(log)
-        self._ask_again(lost)
+        if isinstance(log, SimLog):
+            self._store_memory(log, log.last_seq if cut is None else cut, power)
+        else:
+            assert replica.store is not None
+            replica.store.crash(log, power=power)
+        spoil()
+        self.down = True
+        self.begin_again()
 
-    def reopen(self, log: EventLog) -> list[int]:
+    def _store_memory(self, log: SimLog, cut: int, power: bool) -> None:
+        assert cut >= self.acted_on, "write-ahead: a rank has acted on this"
+        kept = SimLog() if power else shortened(log, cut)
+        self._open = lambda: (kept, None)
+
+    def begin_again(self) -> None:
+        """Another scheduler process begins, if its log can be opened by now."""
+        replica = self.replica
+        store = replica.store
+        try:
+            log, state = self._open() if store is None else store.open()
+            self.reopen(log, state)
+        except LogDamage as error:
+            assert store is not None
+            store.abandon(str(error))
+            self.reopen(store.open()[0], None)
+        except SchedulerDied:
+            assert store is not None
+            store.disk.kill()
+            return
+        except LogError:
+            if store is None or not store.disk.full:
+                raise
+            store.disk.kill()  # this process dies of it too
+            return
+        self.down = False
+        self._ask_again(self._lost)
+
+    def reopen(self, log: EventLog, state: State | None = None) -> list[int]:
         """Another scheduler goes on with `log`; returns the ranks that it had to lose."""
         replica = self.replica
+        coordinator = HiSparseCoordinator.recover(replica.config, log, state=state)
         replica.log = log
         self.notices.clear()
-        replica.open(HiSparseCoordinator.recover(replica.config, log))
+        replica.open(coordinator)
         there = {
-            rank.number: (rank.worker.worker_epoch, rank.worker.to_seq)
+            rank.number: (rank.worker.worker_epoch, -1 if rank.dead else rank.worker.to_seq)
             for rank in replica.ranks
-            if not rank.dead
         }
         lost = replica.connector.attach(there)
         for number in lost:

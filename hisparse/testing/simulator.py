@@ -69,6 +69,7 @@ class Simulation:
             swarm.faults,
             swarm.tides,
             swarm.check_every,
+            disk=swarm.disk,
         )
         self.player = Player(world, replica)
         self.replica = self.player.replica
@@ -81,9 +82,11 @@ class Simulation:
 
     def _safety(self) -> None:
         for _ in range(self.swarm.steps):
-            self._arrivals()
+            if not self.replica.down:
+                self._arrivals()
             self.player.do("step")
-            self._operate()
+            if not self.replica.down:
+                self._operate()
 
     def _arrivals(self) -> None:
         replica, swarm = self.replica, self.swarm

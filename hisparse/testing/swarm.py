@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hisparse.config import HiSparseConfig
 from hisparse.testing.atlas import ATLAS
@@ -32,6 +33,7 @@ class Swarm:
     arrivals: float  # chance of another request, each time one could come
     crowd: int  # requests that may be open at once
     tides: bool
+    disk: Mapping[str, Any] | None  # options of a log on disk; None: it is in memory
     steps: int
     check_every: int
 
@@ -68,18 +70,35 @@ class Swarm:
         operations = {
             name: rng.choice([0.003, 0.01, 0.05]) for name in OPERATIONS if rng.random() < 0.6
         }
+        kinds = tuple(ATLAS) if kinds is None else tuple(kinds)
         return cls(
             seed,
             config,
             lags,
             operations,
-            _drawn(seed, tuple(ATLAS) if kinds is None else tuple(kinds)),
+            _drawn(seed, kinds),
             arrivals=rng.choice([0.1, 0.3, 0.8]),
             crowd=rng.choice([3, 6, 12]),
             tides=tides,
+            disk=_disk(seed, kinds),
             steps=steps,
             check_every=rng.choice([1, 4, 16]),
         )
+
+
+def _disk(seed: int, kinds: Sequence[str]) -> dict[str, Any] | None:
+    """A log on disk, in one world of four, or wherever nothing but its faults is asked for."""
+    needing = [kind for kind in kinds if ATLAS[kind].needs_disk]
+    rng = random.Random(f"hisparse disk {seed}")
+    if not needing or (rng.random() > 0.25 and len(needing) < len(kinds)):
+        return None
+    return {
+        "fsync": rng.choice(["never", "interval", "commit", "commit"]),
+        "segment_bytes": rng.choice([3000, 20_000, 1 << 20]),
+        "on_error": rng.choice(["stop", "continue"]),
+        "snapshot_events": rng.choice([0, 100, 1000]),
+        "takes_snapshots": rng.random() < 0.6,
+    }
 
 
 def _drawn(seed: int, kinds: tuple[str, ...]) -> dict[str, float]:

@@ -194,6 +194,19 @@ def test_a_rank_beyond_the_end_of_the_log_is_lost():
     world.settle()
 
 
+def test_a_rank_that_has_not_begun_an_accepted_step_is_lost():
+    """Its rows were never written there, however well it would continue the log."""
+    world = replica(ranks=1)
+    asked(world, "a")
+    stepped(world, 3)
+    world.ranks[0].behind_until = world.now + 3
+    stepped(world, 2)
+    assert world.ranks[0].inbox and world.state.rows.computed.any()
+    world.crash_scheduler(keep_inboxes=False)
+    assert world.state.lost == 0b1
+    world.settle()
+
+
 def test_an_empty_log_recovers_to_nothing():
     world = replica()
     made = HiSparseCoordinator.recover(world.config, MemoryLog(None))
@@ -204,7 +217,7 @@ def test_a_log_with_a_gap_is_not_gone_on_with():
     log = MemoryLog(None)
     log.append(ev.LogGap(0, 0, "disk full"))
     log.commit()
-    with pytest.raises(LogDamage, match="begin with an empty log"):
+    with pytest.raises(LogDamage, match="or with an empty log"):
         HiSparseCoordinator.recover(replica().config, log)
 
 

@@ -53,6 +53,7 @@ class Copy(msgspec.Struct, eq=False):
     completed: int = 0
     failed: int = 0  # ranks that said so
     told: bool = False  # that it failed, by a decision
+    assumed: bool = False  # what ranks answered is not known, and counts as whatever is claimed
     settled: bool = False
 
     @property
@@ -293,7 +294,8 @@ class Run:
         """It ends no copy any more, and reads nothing."""
         bit = 1 << e.rank
         for copy in self.copies.values():
-            copy.failed |= 0 if copy.settled or copy.completed & bit else bit
+            heard = copy.completed & bit and not copy.assumed
+            copy.failed |= 0 if copy.settled or heard else bit
         for page in self.suffix.copies.values():
             page.failed |= 0 if page.settled or page.completed & bit else bit
         self.retired[e.rank] = self.step

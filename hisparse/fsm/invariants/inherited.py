@@ -71,7 +71,7 @@ def _transfers(run: Run, state: State) -> None:
         copy = Copy(
             ident, t.kind, t.row, t.entry, t.epoch, t.block, t.page, t.readers, t.writers,
             rows_end=(t.entry + 1) * run.page_size, enqueued=t.readers, completed=t.writers,
-            failed=t.writers * failing, told=failing,
+            failed=t.writers * failing, told=failing, assumed=True,
         )  # fmt: skip
         run.copies[ident] = run.copy_of_block[t.block] = copy
         if t.kind is TransferKind.RESTORE:

@@ -240,7 +240,8 @@ def rank_quorum(run: Run, e: ev.Event) -> Iterator[str]:
                 yield f"transfer {copy.ident} counts as answered by {want:b}, ranks {have:b} did"
             if isinstance(e, ev.TransferFailed) and not copy.failed >> e.rank & 1:
                 yield f"transfer {copy.ident} counts as failed on rank {e.rank}, unsaid"
-            if isinstance(e, ev.TransferCompleted) and copy.failed and not copy.told:
+            unsaid = copy.failed and not (copy.told or copy.assumed)
+            if isinstance(e, ev.TransferCompleted) and unsaid:
                 yield f"transfer {copy.ident} counts as complete, and a rank failed it"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hisparse.errors import ConfigError
-from hisparse.testing.atlas import acks, consumer, copies, memory, ranks, requests, scheduler
+from hisparse.testing.atlas import acks, consumer, copies, disk, memory, ranks, requests, scheduler
 from hisparse.testing.atlas.base import Fault, Incident
 
 __all__ = ["ATLAS", "Fault", "Incident", "marks_of", "select"]
@@ -26,6 +26,7 @@ _KINDS: tuple[type[Fault], ...] = (
     copies.CopyFailed,
     copies.CopyPartial,
     memory.EvictionInLoad,
+    memory.MemoryRefused,
     requests.AbortInTransfer,
     requests.PreemptInTransfer,
     requests.FinishInTransfer,
@@ -38,6 +39,12 @@ _KINDS: tuple[type[Fault], ...] = (
     ranks.RankStaleCursor,
     ranks.OldWorkerSpeaks,
     scheduler.SchedulerCrash,
+    disk.LogTorn,
+    disk.LogFlipped,
+    disk.FsyncLost,
+    disk.PowerLoss,
+    disk.DiskFull,
+    disk.GapRestart,
 )
 ATLAS: dict[str, type[Fault]] = {kind.kind: kind for kind in _KINDS}
 

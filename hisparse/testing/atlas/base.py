@@ -50,6 +50,7 @@ class Fault:
     family: ClassVar[str]
     rule: ClassVar[str]
     marks: ClassVar[tuple[str, ...]] = ()
+    needs_disk: ClassVar[bool] = False  # a log on disk
     rates: ClassVar[tuple[float, ...]] = (0.02, 0.1, 0.3)  # one of them is drawn where it is on
 
     def __init__(self, replica: SimReplica, rate: float, rng: random.Random) -> None:
@@ -105,6 +106,9 @@ class Fault:
 
     def command(self, rank: SimRank) -> None:
         """A step was laid into the rank's inbox; it runs next."""
+
+    def tend(self) -> None:
+        """Before a step, calm or not."""
 
     def cease(self) -> None:
         """Faults are over: let go of what is held."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hisparse.errors import ProtocolError
 from hisparse.testing.atlas.base import Fault
-from hisparse.testing.rank import SimRank
+from hisparse.testing.rank import RankDevice, SimRank
 
 
 class RankCrash(Fault):
@@ -82,6 +82,7 @@ class RankStaleCursor(Fault):
             return
         impostor = replica.make_rank(
             rank.number,
+            RankDevice(0, 0.5),
             worker_epoch=worker.worker_epoch - (not stale),
             at_seq=self.rng.choice(others) if stale else worker.to_seq,
         )
