@@ -260,7 +260,8 @@ class SimReplica:
         if self.now % self.check_every == 0:
             self.check()
         for fault in self._strikers:
-            fault.strike()
+            if not self.down:
+                fault.strike()
         self._look_at_incidents()
 
     @property
