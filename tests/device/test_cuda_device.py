@@ -217,6 +217,21 @@ def test_a_position_without_a_copy_gives_zeros_and_is_told_a_step_later():
     assert sum(rig.device.faults.counts().values()) == len(rig.layers)
 
 
+@pytest.mark.parametrize("hot_region", [True, False])
+def test_a_position_without_a_copy_is_told_where_rows_are_only_resolved(hot_region):
+    """By a resolve, which counts it, and by a look-up, which names it: more rows than a wave."""
+    rig = fixed_rig()
+    rig.run_step(tables=placed(rig, STATES["all on the host"]))
+    rig.begin(tables=(host(1, 2, 0),) if hot_region else (hot(1, 0, 0, 0),))
+    rows = 1 if hot_region else 5
+    top = np.array([[9, SPAN - 1, -1, -1]] * rows)
+    places = value(rig.worker.handles[1].resolve(step_rows([1] * rows), top))
+    rig.end()
+    assert (places[:, 0] == -1).all() and (places[:, 1] >= 0).all()
+    with pytest.raises(InvariantViolation, match="always_readable"):
+        rig.device.synchronize()
+
+
 def test_a_fault_is_found_in_a_replayed_graph_too():
     rig = fixed_rig()
     rig.run_step(tables=placed(rig, STATES["all on the host"]))

@@ -233,7 +233,7 @@ class GroupResolver:
             *(worker.kernels.table(worker.tables[Table.RESIDENT]), address(rows)),
             *(address(plan.top_k), address(plan.looked_up), np.int32(plan.looked_up_count)),
             *(np.int32(k), np.int32(worker.geometry.page_size), np.int32(worker.sizes.block_rows)),
-            address(plan.places),
+            *(address(plan.places), device.faults.code(self._owners[0]), device.faults.address),
             threads_a_unit=1,
         )
 

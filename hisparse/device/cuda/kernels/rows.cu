@@ -114,10 +114,10 @@ extern "C" __global__ void hisparse_read_prefixes(View view, TableOf table, cons
 }
 
 // Where the selections of tokens are that need no hot region: out [n, k] rows of the pool, -1 for
-// padding and for what is not resident. `tokens`: those meant, or null for the first `count`.
+// padding, and for what is not resident, a fault. `tokens`: those meant, or null for the first `count`.
 extern "C" __global__ void hisparse_locate(TableOf table, const int* rows, const int* top_k,
                                            const int* tokens, int count, int k, int page_size,
-                                           int block_rows, int* out) {
+                                           int block_rows, int* out, int owner, Faults* faults) {
   const Wide total = (Wide)count * k;
   for (Wide at = blockIdx.x * blockDim.x + threadIdx.x; at < total; at += gridDim.x * blockDim.x) {
     const int i = (int)(at / k), token = tokens ? tokens[i] : i, row = rows[token];
@@ -127,6 +127,7 @@ extern "C" __global__ void hisparse_locate(TableOf table, const int* rows, const
     if (row >= 0 && position >= 0 && entry < table.entries)
       block = table.entry[(Wide)row * table.stride + entry];
     out[place] = block > 0 ? block * block_rows + position % page_size : -1;
+    if (row >= 0 && position >= 0 && block <= 0) note_fault(faults, NO_COPY, row, owner, position);
   }
 }
 
