@@ -199,7 +199,7 @@ class Device(Protocol):
         ...
 
     def release(self, array: Array) -> None:
-        """The end of an allocation: unpinned, unmapped once no view of it is left."""
+        """The end of an allocation, and of its pinning: nobody may use a view of it any more."""
         ...
 
     def query(self, event: Event) -> bool:
