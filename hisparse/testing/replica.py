@@ -30,26 +30,22 @@ from hisparse.device.rows import StepRows
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.errors import DeviceError, InvariantViolation, LogError
-from hisparse.fsm.codec import Codec
-from hisparse.fsm.cursor import LogCursor
-from hisparse.fsm.events import EVENT_TYPES
-from hisparse.fsm.fold import evolve
+from hisparse.errors import DeviceError, LogError
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_disk import DiskLog
-from hisparse.fsm.snapshot import restore, snapshot
-from hisparse.fsm.state import State, digest
+from hisparse.fsm.snapshot import snapshot
+from hisparse.fsm.state import State
 from hisparse.fsm.wire import Acknowledgements, AnyTransfer
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.base import Fault, Incident
-from hisparse.testing.losses import Losses
+from hisparse.testing.liveness import settle
 from hisparse.testing.rank import RankDevice, SimRank, Task
 from hisparse.testing.restarts import Restarts, SchedulerDied, SimLog
 from hisparse.testing.store import Store
 from hisparse.testing.tagged import Seen, TaggedModel
+from hisparse.testing.watch import Watch
 from hisparse.testing.worlds import EOS, Workload
 
-STALLED_STEPS_MAX = 400  # of the liveness phase, in which no request comes to an end
 STEP_MS = 10
 COPY_LOSSES = ("copy_failed", "copy_partial")
 
@@ -138,13 +134,9 @@ class SimReplica:
             step_ms=STEP_MS,
             drafts=self.model.drafts,
         )
-        self.losses = Losses(coordinator, self.seen)
+        self.watch = Watch(coordinator, self.seen)
         for hook in self.on_open:
             hook()
-        self._codec = Codec(EVENT_TYPES)
-        state = coordinator.state
-        self._shadow = restore(self.config, snapshot(state)) if state.seq else State(self.config)
-        self._cursor = LogCursor(self.log, state.seq)
         self._done_before = self.served
 
     def make_device(self, number: int, life: int = 0) -> RankDevice:
@@ -255,14 +247,13 @@ class SimReplica:
         if self.down:
             return
         self.served = self._done_before + len(self.engine.done)
-        self.losses.check()
-        self._raise_first()
+        self.watch.after_step()
         if self.now % self.check_every == 0:
             self.check()
         for fault in self._strikers:
             if not self.down:
                 fault.strike()
-        self._look_at_incidents()
+        self.look_at_incidents()
 
     @property
     def down(self) -> bool:
@@ -286,52 +277,9 @@ class SimReplica:
             rank.pace_units = 2000
 
     def settle(self) -> None:
-        """The liveness phase: serve all that is there to its end. Raises InvariantViolation
-        ``progress`` if it does not end, ``survives`` for a fault that was not survived."""
-        self.cease()
-        ended, at = -1, self.now
-        while self.down or self._busy():
-            if ended != self.served:
-                ended, at = self.served, self.now
-            if self.now - at > STALLED_STEPS_MAX:
-                held = [f"{k[0]}/{k[1]} {r.state.name}" for k, r in self.state.requests.items()]
-                text = f"faults have ceased, and for {STALLED_STEPS_MAX} steps no request ended: "
-                text += f"{held}, transfers {sorted(self.state.transfers)}"
-                raise InvariantViolation("progress", text, seq=self.state.seq)
-            if self.coordinator.is_sleeping:
-                self.wake_up()
-            self.step()
-        for rank in self.ranks:
-            rank.device.synchronize(None)
-        self.step()  # says what ended last
-        self.step()  # takes it in
-        self.check()
-        self._look_at_incidents()
-        if self.incidents:
-            first = self.incidents[0]
-            text = f"{first.kind} in step {first.step} was not survived: {first.told}"
-            raise InvariantViolation("survives", text, seq=self.state.seq)
-        self._nothing_left()
-
-    def _busy(self) -> bool:
-        state = self.state
-        held = self.engine.live or state.requests or state.transfers or state.suffix_copies
-        under_way = any(rank.inbox or len(rank.channel) or rank.dead for rank in self.ranks)
-        return bool(held) or under_way or self.coordinator.is_sleeping or state.lost > 0
-
-    def _nothing_left(self) -> None:
-        """Nobody holds anything: both tiers can be emptied, and ranks give all memory back."""
-        if not self.reset():
-            text = "requests are gone, and the caches cannot be emptied: something is still leased"
-            raise InvariantViolation("conservation", text, seq=self.state.seq)
-        self.check()
-        for rank in self.ranks:
-            assert not rank.dead, f"rank {rank.number} never came again"
-            rank.connector.shutdown()
-            left = rank.device.statistics()["allocated_bytes"]
-            if left:
-                text = f"rank {rank.number} holds {left} B after its shutdown"
-                raise InvariantViolation("conservation", text, seq=self.state.seq)
+        """The liveness phase (`hisparse.testing.liveness`), to the end of all; raises
+        InvariantViolation."""
+        settle(self)
 
     # -- the model's side of a step: `engine.loop.Runner` -----------------------------------------
     def execute(
@@ -383,24 +331,12 @@ class SimReplica:
 
     # -- checks -----------------------------------------------------------------------------------
     def check(self) -> None:
-        """Every invariant of the state, and `replay_equal`: the events since the last look,
-        written, read back and folded, give the live state byte for byte."""
-        coordinator, codec = self.coordinator, self._codec
-        assert coordinator.checker is not None
-        coordinator.checker.state(coordinator.state)
-        self._raise_first()
-        for seq, event in self._cursor.take():
-            evolve(self._shadow, codec.decode(*codec.encode(event)), seq)  # type: ignore[arg-type]
-        replayed, live = digest(self._shadow), coordinator.digest()
-        if replayed != live:
-            text = f"step {coordinator.state.step}: the fold gives {replayed}, live is {live}"
-            raise InvariantViolation("replay_equal", text, seq=coordinator.state.seq)
+        """Everything that can be looked at now (`hisparse.testing.watch`); raises
+        InvariantViolation."""
+        self.watch.everything()
 
-    def _raise_first(self) -> None:
-        assert self.coordinator.checker is not None
-        self.coordinator.checker.raise_first()
-
-    def _look_at_incidents(self) -> None:
+    def look_at_incidents(self) -> None:
+        """Count those that are survived by now."""
         if not self.incidents:
             return
         still = []

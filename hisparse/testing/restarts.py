@@ -155,7 +155,7 @@ class Restarts:
         except LogDamage as error:
             assert store is not None
             store.abandon(str(error))
-            self.reopen(store.open()[0], None)
+            return
         except SchedulerDied:
             assert store is not None
             store.disk.kill()
