@@ -6,6 +6,7 @@ scheduler's log. One access happens before another if a chain of these edges lea
     on one stream            whatever was queued earlier
     StreamRecorded E         .. StreamWaited E    from all before the record to all after the wait
     StreamRecorded E         .. AckSent           the rank saw E pass, and queued the rest after it
+    whatever was queued      .. WorkerOpened      a rank that was lost; another worker follows
 
 Two accesses to one (pool, id), one of them a write, with no such chain are `Unordered`.
 
@@ -113,6 +114,8 @@ class Clocks:
 
     def _take(self, seq: int, event: object) -> None:
         match event:
+            case ev.WorkerOpened():
+                self._begin_again()
             case ev.AckSent():
                 self._seen(event)
             case ev.StreamRecorded():
@@ -132,6 +135,13 @@ class Clocks:
                 stream, passed = self._stream(event.stream), self._events.get(event.event)
                 if passed is not None:
                     self._clocks[stream] = _later(self._clocks[stream], passed)
+
+    def _begin_again(self) -> None:
+        """Another worker: what an earlier one had queued is over, with the memory that it was in.
+        Its device numbers events anew."""
+        self._host = [max(clock[n] for clock in self._clocks) for n in range(STREAMS_MAX)]
+        for gone in (self._events, self._copies, self._steps):
+            gone.clear()
 
     def _seen(self, event: ev.AckSent) -> None:
         """An acknowledgement says that the rank saw an event pass: all it queues later follows."""

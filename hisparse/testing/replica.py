@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -305,20 +306,24 @@ class SimReplica:
     def _run(self, rank: SimRank, task: Task) -> None:
         rank.inbox.append(task)
         for fault in self._command_faults:
-            fault.command(rank)
-            if rank.dead:
-                return
-        try:
-            rank.run(self.now)
-            message = rank.worker.poll()
-        except DeviceError:
-            if not rank.device.refused:
-                raise
-            self.crash_rank(rank.number)  # as an engine does with a rank that raises
-            return
+            self.attempt(rank, partial(fault.command, rank))
+        self.attempt(rank, lambda: rank.run(self.now))
+        message = None if rank.dead else rank.worker.poll()
         if message is not None:
             self.last_words[rank.number] = message
             self._send(rank, message)
+
+    def attempt(self, rank: SimRank, work: Callable[[], object]) -> None:
+        """Let a rank that is alive do `work`. One whose device refuses it something is lost, as an
+        engine does with a rank that raises."""
+        if rank.dead:
+            return
+        try:
+            work()
+        except DeviceError:
+            if not rank.device.refused:
+                raise
+            self.crash_rank(rank.number)
 
     def _send(self, rank: SimRank, message: Acknowledgements) -> None:
         for fault in self._message_faults:

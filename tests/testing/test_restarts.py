@@ -15,6 +15,7 @@ from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
 from hisparse.fsm.fold import fold
 from hisparse.fsm.log import MemoryLog
+from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.state import digest
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
@@ -129,6 +130,33 @@ def test_a_command_is_for_the_epoch_of_each_rank():
         old.connector.start_load_kv(meta)
     for rank in world.ranks:
         rank.connector.start_load_kv(meta)
+
+
+def test_the_accesses_of_two_workers_of_a_rank_do_not_race():
+    """`hisparse check`, of a rank's stream that goes on over the rank's death."""
+    said = {0: [], 1: []}
+
+    class Heard(SimReplica):
+        def make_rank(self, number, device=None, **more):
+            return super().make_rank(number, device, sink=said[number].append, **more)
+
+    world = Heard(Swarm.of(21, ranks=2, kinds=[]).config, "heard", lags=(0.97,))
+    for i in range(8):
+        asked(world, f"q{i}")
+        stepped(world, 5)
+        world.crash_rank(1)
+        stepped(world, 9)
+    world.settle()
+    audit = Audit(world.config)
+    sizes = len(audit.state.blocks.state), len(audit.state.pages.state)
+    orders = [RankOrder(f"rank-{n}", list(enumerate(said[n], 1)), *sizes) for n in said]
+    for seq, event in world.log.read(1):
+        assert audit.take(seq, event)
+        for order in orders:
+            order.folded(seq, event, audit.state)
+    for order in orders:
+        order.finish()
+        assert order.clocks.found == [] and order.steps > 20
 
 
 def test_a_snapshot_knows_that_a_rank_is_lost():
