@@ -49,6 +49,8 @@ class ReferenceResolver:
 
     def resolve_row(self, row, selection, step, used):
         where, missed = {}, []
+        slots = self.slots_of(row)
+        held = {slot["position"]: s for s, slot in enumerate(slots) if slot}
         for position in selection:
             page, offset = divmod(position, self.page_size)
             if position < 0 or position in where:
@@ -57,27 +59,21 @@ class ReferenceResolver:
             if block:
                 self.resident += 1
                 where[position] = block * self.page_size + offset
-                continue
-            slots = self.slots_of(row)
-            held = [s for s, slot in enumerate(slots) if slot and slot["position"] == position]
-            if held:
+            elif position in held:
                 self.hits += 1
-                slots[held[0]].update(step=step, hit=True)
-                used.add(held[0])
-                where[position] = self.locate(row, held[0])
+                slots[held[position]].update(step=step, hit=True)
+                used.add(held[position])
+                where[position] = self.locate(row, held[position])
             else:
                 where[position] = None
                 missed.append(position)
-        for position in missed:
-            slots = self.slots_of(row)
-            victim = min(
-                (s for s in range(self.hot_rows) if s not in used),
-                key=lambda s: (
-                    (0, 0, 0, s)
-                    if slots[s] is None
-                    else (1, slots[s]["step"], int(slots[s]["hit"]), s)
-                ),
-            )
+        order = sorted(
+            (s for s in range(self.hot_rows) if s not in used),
+            key=lambda s: (
+                (0, 0, 0, s) if slots[s] is None else (1, slots[s]["step"], int(slots[s]["hit"]), s)
+            ),
+        )
+        for position, victim in zip(missed, order, strict=False):
             self.misses += 1
             slots[victim] = {"position": position, "step": step, "hit": False}
             used.add(victim)

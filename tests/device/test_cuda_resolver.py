@@ -18,13 +18,24 @@ CASES = {  # page, top_k, hot, pages, rows of a request in a call
     "three rows": (8, 10, 64, 32, 3),
     "wide": (64, 2048, 4096, 96, 1),
     "eight slots a thread": (64, 1000, 8192, 160, 2),
+    "long tables": (4, 64, 128, 5000, 1),
+}
+EFFORT = {  # requests, steps: 17,000 rows in all
+    "small": (100, 100),
+    "odd": (50, 30),
+    "hot is top-k": (100, 20),
+    "three rows": (30, 20),
+    "wide": (16, 10),
+    "eight slots a thread": (4, 6),
+    "long tables": (4, 10),
 }
 
 
 class World:
     """One index group of two layers on the GPU, and the same in Python."""
 
-    def __init__(self, case, row_bytes=656, requests=5, seed=0):
+    def __init__(self, case, row_bytes=656, requests=5, seed=0, first_row=1):
+        """The lowest row that either tier uses is `first_row` at least."""
         import cupy
 
         from hisparse.device.cuda.resolver import CudaResolver, CudaTables, ResolveCall
@@ -35,12 +46,14 @@ class World:
         self.sizes = ResolveSizes(page, top_k, hot, pages, row_bytes, 3 * page)
         self.reference = ReferenceResolver(page, hot, top_k)
         hot_blocks = self.sizes.hot_blocks
-        self.hot = 1 + np.arange(requests * hot_blocks).reshape(requests, hot_blocks)
-        first = 1 + requests * hot_blocks
+        first = 1 + first_row // self.sizes.block_rows
+        self.hot = first + np.arange(requests * hot_blocks).reshape(requests, hot_blocks)
+        first += requests * hot_blocks
         self.blocks = first + requests * pages
         self.resident = first + np.arange(requests * pages).reshape(requests, pages)
         self.resident[self.rng.random(self.resident.shape) < 0.7] = 0
-        self.host = 1 + self.rng.permutation(requests * pages).reshape(requests, pages)
+        first_page = 1 + first_row // page
+        self.host = first_page + self.rng.permutation(requests * pages).reshape(requests, pages)
         self.step = cupy.zeros((1,), cupy.int32)
         self.tables = CudaTables(
             self.table(self.resident),
@@ -48,8 +61,8 @@ class World:
             cupy.asarray(self.hot.astype(np.int32)),
         )
         self.resolver = CudaResolver(self.sizes, self.tables, requests, 2, self.step)
-        shape = ((1 + requests * pages) * page, row_bytes)
-        self.slabs = [self.pinned(shape) for _ in range(2)]
+        shape = ((first_page + requests * pages) * page, row_bytes)
+        self.slabs = [self.pinned(shape, first_page * page) for _ in range(2)]
         self.pools = [
             cupy.zeros((self.blocks * self.sizes.block_rows, row_bytes), cupy.uint8)
             for _ in range(2)
@@ -62,11 +75,12 @@ class World:
             self.reference.hot_blocks[row] = self.hot[row].tolist()
         self.now = 0
 
-    def pinned(self, shape):
+    def pinned(self, shape, first_row):
         size = int(np.prod(shape))
         memory = self.cupy.cuda.alloc_pinned_memory(size)
         slab = np.frombuffer(memory, np.uint8, size).reshape(shape)
-        slab[:] = self.rng.integers(0, 256, shape, dtype=np.uint8)
+        rows = slab[first_row:]
+        rows[:] = self.rng.integers(0, 256, rows.shape, dtype=np.uint8)
         return slab
 
     def table(self, entries):
@@ -106,8 +120,8 @@ class World:
         self.resolver.replay(self.call, 1, self.slabs[1].ctypes.data, self.pools[1].data.ptr)
         live = rows >= 0
         places = {}
-        for row, page in zip(*np.nonzero(self.resident), strict=True):
-            places[int(row), int(page)] = int(self.resident[row, page])
+        for row, page in np.argwhere(self.resident).tolist():
+            places[row, page] = int(self.resident[row, page])
         self.reference.resident_pages = places
         answers = self.reference.resolve(rows[live].tolist(), picks[live].tolist(), self.now)
         wanted = np.full(picks.shape, -1, dtype=np.int64)
@@ -141,20 +155,62 @@ class World:
 def step_rows(world):
     rows = np.repeat(world.rng.permutation(world.requests), world.span)
     parked = np.repeat(world.rng.random(world.requests) < 0.2, world.span)
+    later = np.arange(len(rows)) % world.span > 0  # also padding: the end of a shorter draft
+    parked |= later & (world.rng.random(len(rows)) < 0.15)
     return np.where(parked, -1, rows)
+
+
+def compare(world, rows, picks):
+    out, wanted = world.run(rows, picks)
+    bad = np.argwhere(out != wanted)
+    assert not len(bad), (world.now, bad[:3], out[tuple(bad[0])], wanted[tuple(bad[0])])
+    world.check_bytes(rows, picks, out)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_places_order_and_bytes_are_the_references(case):
-    world = World(case)
-    steps = 400 if world.sizes.top_k < 100 else 6
+    requests, steps = EFFORT[case]
+    world = World(case, requests=requests)
     for _ in range(steps):
-        rows, picks = step_rows(world), world.choose()
-        out, wanted = world.run(rows, picks)
-        bad = np.argwhere(out != wanted)
-        assert not len(bad), (world.now, bad[:3], out[tuple(bad[0])], wanted[tuple(bad[0])])
-        world.check_bytes(rows, picks, out)
+        compare(world, step_rows(world), world.choose())
     world.check_state()
+
+
+def missed(world):
+    return world.resolver.statistics()["misses"]
+
+
+@pytest.mark.parametrize("case", ["small", "hot is top-k", "wide"])
+def test_edges(case):
+    """All misses, all hits, all padding, one position alone, slots that tie in all but place."""
+    world = World(case)
+    k, n = world.sizes.top_k, world.requests
+    rows = np.arange(n)
+    world.resident[:] = 0
+    world.tables.resident.fill(0)
+    there = np.stack([world.rng.permutation(world.sizes.reach)[: 2 * k] for _ in rows])
+    a, b = there[:, :k], there[:, k:]
+    if b.shape[1] < k:
+        b = a[:, ::-1]
+    for picks, misses in (
+        (a, n * k),
+        (a[:, ::-1], 0),
+        (np.full_like(a, -1), 0),
+        (np.repeat(a[:, :1], k, axis=1), 0),
+        (a, 0),
+        (b, None),
+        (np.concatenate([a[:, : k // 2], b[:, : k - k // 2]], axis=1), None),
+    ):
+        before = missed(world)
+        compare(world, rows, picks)
+        assert misses is None or missed(world) - before == misses
+    world.check_state()
+
+
+def test_rows_beyond_two_gibibytes_of_either_tier():
+    world = World("odd", requests=2, first_row=(1 << 31) // 656)
+    for _ in range(5):
+        compare(world, step_rows(world), world.choose())
 
 
 @pytest.mark.parametrize("row_bytes", ROW_BYTES.values(), ids=ROW_BYTES)
@@ -195,7 +251,7 @@ def test_two_runs_end_in_equal_state():
         for _ in range(10):
             world.run(step_rows(world), world.choose())
         arrays = (world.resolver.map, world.resolver.order, world.resolver.positions)
-        states.append([x.get().tobytes() for x in (*arrays, world.call.misses[:, :, :2])])
+        states.append([x.get().tobytes() for x in arrays])
     assert states[0] == states[1]
 
 
