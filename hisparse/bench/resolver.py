@@ -137,7 +137,6 @@ class World:
         for call in self.calls[1:]:
             counts = (call.count.get() & 0xFFFFFFFF).astype(np.int64)
             lines = call.misses.get()
-            lines[:, :, 2] = 0  # the raw gather's epoch
             flat = [line[:count] for line, count in zip(lines, counts, strict=True)]
             lists.append(self.cupy.asarray(np.concatenate(flat)))
         return lists
@@ -149,7 +148,7 @@ class World:
             addresses = (np.uint64(self.slab.ptr), np.uint64(self.pool.data.ptr))
             count = np.int32(len(misses))
             blocks = (self.resolver.fetch_blocks,)
-            raw(blocks, (THREADS,), (misses, count, np.uint32(0), *addresses))
+            raw(blocks, (THREADS,), (misses, count, *addresses))
 
         graph = self.graph([lambda misses=misses: launch(misses) for misses in lists])
         return [[self.replay(graph)] for _ in range(runs + 1)][1:]

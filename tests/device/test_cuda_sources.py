@@ -10,6 +10,7 @@ import pytest
 
 from hisparse.device.cuda.copies import _PAGES
 from hisparse.device.cuda.kernels import OPTIONS, ResolveSizes, require_cupy, source
+from hisparse.device.cuda.resolver import _ARGUMENTS
 from hisparse.errors import ConfigError, DeviceError
 
 SIZES = {
@@ -62,8 +63,8 @@ def test_a_row_that_is_not_whole_pieces_is_refused_with_the_size_that_would_do()
         ResolveSizes(64, 2048, 4096, 1024, 650, 512)
 
 
-def test_a_hot_region_beyond_its_slots_type_is_refused():
-    with pytest.raises(ConfigError, match=r"hot_rows=40000: .* to 32768"):
+def test_a_hot_region_beyond_what_a_block_holds_is_refused():
+    with pytest.raises(ConfigError, match=r"hot_rows=40000: .* to 16384"):
         ResolveSizes(64, 2048, 40000, 1024, 656, 512)
 
 
@@ -88,5 +89,22 @@ def test_the_list_of_pages_is_laid_out_as_the_kernel_reads_it(tmp_path):
         [nvcc(), *OPTIONS, "-arch=sm_90", "-cubin", str(probe), "-o", str(tmp_path / "o")],
         capture_output=True,
         text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_resolves_parameters_are_laid_out_as_the_kernel_reads_them(tmp_path):
+    offsets = "\n".join(
+        f'static_assert(offsetof(Resolve, {name}) == {_ARGUMENTS.fields[name][1]}, "{name}");'
+        for name in _ARGUMENTS.names
+    )
+    probe = tmp_path / "probe.cu"
+    probe.write_text(
+        "#include <cstddef>\n" + source("resolve.cu") + f"\n{offsets}\n"
+        f'static_assert(sizeof(Resolve) == {_ARGUMENTS.itemsize}, "size");\n'
+    )
+    options = (*SIZES["odd"].options(), "-arch=sm_90", "-cubin")
+    done = subprocess.run(
+        [nvcc(), *options, str(probe), "-o", str(tmp_path / "o")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

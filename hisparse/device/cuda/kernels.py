@@ -16,9 +16,9 @@ from typing import Any
 from hisparse.config import HiSparseConfig, ceil_div
 from hisparse.errors import ConfigError, DeviceError
 
-THREADS = 1024  # a block; planning is bound by issue, and fewer threads were slower (see docs)
+THREADS = 1024  # a block; fewer were slower (see docs)
 CALLS_MAX = 64  # resolve calls of one index group in one step
-SLOTS_MAX = 32_768  # a slot is an int16
+SLOTS_MAX = 16 * THREADS  # sixteen a thread, in registers
 OPTIONS = ("-std=c++17",)  # of sources that know no sizes
 SOURCES = files("hisparse.device.cuda") / "kernels"
 
@@ -93,9 +93,11 @@ class ResolveSizes:
         table = 4
         while table < 2 * self.top_k:
             table *= 2
+        pages = self.pages + 1 if self.pages <= 4 * THREADS else 1  # of each staged table
         victims = ceil_div(self.top_k, 2) * 4
         warps = THREADS // 32
-        return 8 * table + 3 * slots + victims + 4 * self.hot_blocks + 12 * warps + 8
+        words = 2 * table + 2 * pages + self.hot_blocks + 3 * warps + 1
+        return 4 * words + 2 * table + 3 * slots + victims
 
     def options(self) -> tuple[str, ...]:
         """Compiler options, the same for CuPy and for nvcc."""

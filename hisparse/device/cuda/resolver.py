@@ -67,8 +67,9 @@ class ResolveCall:
         self.rows = cupy.full((rows,), -1, cupy.int32)
         self.top_k = cupy.full((rows, sizes.top_k), -1, cupy.int32)
         self.out = cupy.full((rows, sizes.top_k), -1, cupy.int32)
-        self.misses = cupy.zeros((rows, sizes.top_k, 4), cupy.uint32)
-        self.count = cupy.zeros((rows,), cupy.uint64)
+        # Words of no epoch: nothing in them may be taken for the first call's.
+        self.misses = cupy.full((rows, sizes.top_k, 16), 0xFF, cupy.uint8).view(cupy.uint64)
+        self.count = cupy.full((8 * rows,), 0xFF, cupy.uint8).view(cupy.uint64)
 
 
 class CudaResolver:

@@ -24,24 +24,35 @@ constexpr int MAP_STRIDE = REACH + 8;
 constexpr int HOT_BLOCKS = (HOT + PAGE - 1) / PAGE;
 constexpr int next_power(int n) { int p = 4; while (p < n) p *= 2; return p; }
 constexpr int HASH = next_power(2 * TOPK);
+constexpr int PAGES = REACH / PAGE;
+constexpr bool STAGED = PAGES <= 4 * THREADS;  // page tables are looked up in shared memory
 constexpr int MISSED = 1, HIT = 2, USED = 3, HELD = 4;  // HELD: used by this call
-static_assert(HOT <= 32768 && TOPK <= HOT, "slots are int16, and a row's selection fits");
-static_assert(HOT_BLOCKS <= THREADS && SLOTS <= 16, "a thread a hot block; counts of a warp are bytes");
+constexpr unsigned NONE = 0xffff;
+static_assert(TOPK <= HOT, "a row's selection fits");
+static_assert(HOT_BLOCKS <= THREADS && SLOTS <= 16, "a thread a hot block, its slots in registers");
 
 struct Shared {
   unsigned hash_position[HASH];  // HASH words of each, cleared as one
   unsigned hash_entry[HASH];
   unsigned group[SLOTS / 4 * THREADS];      // a byte a slot
   unsigned order[SLOTS / 2 * THREADS];      // two slots a word
+  int resident[STAGED ? PAGES + 1 : 1], host[STAGED ? PAGES + 1 : 1];
+  unsigned short hash_index[HASH];  // in the line's list
   unsigned short victims[TOPK];
   int hot[HOT_BLOCKS];
   unsigned sums[2][WARPS];
   unsigned hits[WARPS];
-  int any_miss, any_hit;
+  int listed;
 };
 
 __device__ __forceinline__ unsigned char* group_of(Shared& s) { return (unsigned char*)s.group; }
 __device__ __forceinline__ unsigned short* order_of(Shared& s) { return (unsigned short*)s.order; }
+
+// The slot at place `j` of a thread's words of the order.
+__device__ __forceinline__ unsigned held_in(const uint2* order, int j) {
+  const unsigned word = j & 2 ? order[j / 4].y : order[j / 4].x;
+  return thread() * SLOTS + j < HOT ? (j & 1 ? word >> 16 : word & 0xffffu) : NONE;
+}
 
 __device__ __forceinline__ int pool_row(const Shared& s, unsigned slot) {
   return s.hot[slot / PAGE] * BLOCK_ROWS + slot % PAGE;
@@ -50,14 +61,17 @@ __device__ __forceinline__ int pool_row(const Shared& s, unsigned slot) {
 __device__ __forceinline__ void clear_hash(Shared& s) {
   uint4* words = reinterpret_cast<uint4*>(s.hash_position);
 #pragma unroll
-  for (int i = threadIdx.x; i < HASH / 2; i += THREADS) words[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
+  for (int i = 0; i < HASH / 2; i += THREADS)
+    if (i + thread() < HASH / 2) words[i + thread()] = make_uint4(~0u, ~0u, ~0u, ~0u);
 }
 
-// The place of `position` in the hash; entry numbers meet there in their least.
-__device__ __forceinline__ int note_miss(Shared& s, unsigned position, unsigned entry) {
+// The place of `position` in the hash; entry numbers meet there in their least. `is_new` is set for one
+// of the entries of a position.
+__device__ __forceinline__ int note_miss(Shared& s, unsigned position, unsigned entry, bool* is_new) {
   unsigned h = position * 2654435761u >> 7 & (HASH - 1);
   while (true) {
     const unsigned held = atomicCAS(&s.hash_position[h], ~0u, position);
+    *is_new = held == ~0u;
     if (held == ~0u || held == position) break;
     h = (h + 1) & (HASH - 1);
   }
@@ -65,50 +79,32 @@ __device__ __forceinline__ int note_miss(Shared& s, unsigned position, unsigned 
   return (int)h;
 }
 
-// Exclusive sum over the block of counts whose sums stay below the width they are packed in.
-__device__ __forceinline__ unsigned scan(unsigned mine, unsigned* sums, unsigned* total) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  unsigned upto = mine;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const unsigned left = __shfl_up_sync(ALL, upto, d);
-    if (lane >= d) upto += left;
-  }
-  if (lane == 31) sums[warp] = upto;
-  __syncthreads();
-  const unsigned w = lane < WARPS ? sums[lane] : 0;
-  *total = __reduce_add_sync(ALL, w);
-  return __reduce_add_sync(ALL, lane < warp ? w : 0) + upto - mine;
-}
-
 // Number the misses by first appearance and give each the next slot of the order that this call does
-// not hold; returns how many there are. `at` are places in the hash; `slot` is set where `first`.
-__device__ __forceinline__ int take_victims(Shared& s, unsigned long long* count, uint32_t epoch,
-                                            const int* at, const bool* miss, bool* first, int* slot,
-                                            int* number) {
-  const unsigned t = threadIdx.x;
+// not hold. `at` are places in the hash, -1 for what is no miss; `slot` is set where `first`.
+__device__ __forceinline__ void take_victims(Shared& s, const uint2* order, const int* at,
+                                             bool* first, int* slot) {
+  const unsigned t = thread();
   unsigned idle[SLOTS];
   unsigned free_ones = 0, firsts = 0;
 #pragma unroll
   for (int i = 0; i < ENTRIES; ++i) {
-    first[i] = miss[i] && s.hash_entry[at[i]] == t * ENTRIES + i;
+    first[i] = at[i] >= 0 && s.hash_entry[at[i]] == t * ENTRIES + i;
     firsts += first[i];
   }
 #pragma unroll
   for (int j = 0; j < SLOTS; ++j) {
-    idle[j] = t * SLOTS + j < HOT ? order_of(s)[t * SLOTS + j] : 0xffffu;
-    if (idle[j] != 0xffffu && group_of(s)[idle[j]] & HELD) idle[j] = 0xffffu;
-    free_ones += idle[j] != 0xffffu;
+    idle[j] = held_in(order, j);
+    if (idle[j] != NONE && group_of(s)[idle[j]] & HELD) idle[j] = NONE;
+    free_ones += idle[j] != NONE;
   }
   unsigned total;
   const unsigned before = scan(firsts << 16 | free_ones, s.sums[0], &total);
   const int misses = total >> 16;
-  if (t == 0) store_count(count, epoch, misses);
   int rank = before & 0xffff, next = before >> 16;
   if (rank < misses) {
 #pragma unroll
     for (int j = 0; j < SLOTS; ++j) {
-      if (idle[j] == 0xffffu) continue;
+      if (idle[j] == NONE) continue;
       if (rank < misses) {
         s.victims[rank] = (unsigned short)idle[j];
         group_of(s)[idle[j]] = MISSED | HELD;
@@ -118,26 +114,22 @@ __device__ __forceinline__ int take_victims(Shared& s, unsigned long long* count
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) {
-    if (!first[i]) continue;
-    slot[i] = s.victims[next];
-    number[i] = next++;
-  }
-  return misses;
+  for (int i = 0; i < ENTRIES; ++i)
+    if (first[i]) slot[i] = s.victims[next++];
 }
 
-// Move what the step used to the tail: misses before hits, each by slot.
-__device__ __forceinline__ void reorder(Shared& s) {
-  const unsigned t = threadIdx.x;
+// Move what the step used to the tail: misses before hits, each by slot. `order` becomes that of shared
+// memory; the barrier inside comes before anything is written.
+__device__ __forceinline__ void reorder(Shared& s, const uint2* order) {
+  const unsigned t = thread();
   unsigned idle[SLOTS], use[SLOTS];
   unsigned rest = 0, hits = 0;  // rest: idle ones, and missed ones above them
 #pragma unroll
   for (int j = 0; j < SLOTS; ++j) {
-    const bool real = t * SLOTS + j < HOT;
-    idle[j] = real ? order_of(s)[t * SLOTS + j] : 0xffffu;
-    if (idle[j] != 0xffffu && group_of(s)[idle[j]] & USED) idle[j] = 0xffffu;
-    use[j] = real ? group_of(s)[t * SLOTS + j] & USED : 0;
-    rest += (idle[j] != 0xffffu) + (use[j] == MISSED ? 1u << 16 : 0);
+    idle[j] = held_in(order, j);
+    if (idle[j] != NONE && group_of(s)[idle[j]] & USED) idle[j] = NONE;
+    use[j] = t * SLOTS + j < HOT ? group_of(s)[t * SLOTS + j] & USED : 0;
+    rest += (idle[j] != NONE) + (use[j] == MISSED ? 1u << 16 : 0);
     hits += use[j] >= HIT;
   }
   const int lane = t & 31, warp = t >> 5;
@@ -149,14 +141,14 @@ __device__ __forceinline__ void reorder(Shared& s) {
   }
   if (lane == 31) s.hits[warp] = hits_upto;
   unsigned total;
-  const unsigned before = scan(rest, s.sums[1], &total);  // its barrier ends all reads of the order
+  const unsigned before = scan(rest, s.sums[1], &total);
   const unsigned hits_before =
       __reduce_add_sync(ALL, lane < warp ? s.hits[lane] : 0) + hits_upto - hits;
   unsigned idle_at = before & 0xffff, missed_at = (total & 0xffff) + (before >> 16);
   unsigned hit_at = (total & 0xffff) + (total >> 16) + hits_before;
 #pragma unroll
   for (int j = 0; j < SLOTS; ++j) {
-    if (idle[j] != 0xffffu) order_of(s)[idle_at++] = (unsigned short)idle[j];
+    if (idle[j] != NONE) order_of(s)[idle_at++] = (unsigned short)idle[j];
     if (use[j]) order_of(s)[use[j] == MISSED ? missed_at++ : hit_at++] = (unsigned short)(t * SLOTS + j);
   }
 }

@@ -1,24 +1,25 @@
 // The fused resolve of one index group: resident row, then hot row, then victim + host row.
 //
 // One launch. The first few blocks fetch the missed rows of the leader's layer, request after request,
-// as their plans become ready; the others plan, one request each. A fetching block waits only for
-// planning blocks, and leaves room for them on the device (checked at launch).
+// as they are found; the others plan, one request each. A fetching block waits only for planning
+// blocks, and leaves room for them on the device (checked at launch).
+//
+// A miss's source is handed over where the miss is found, and its target when it has a victim: the row
+// is on its way from the host while the planning block numbers misses, takes victims and reorders.
 //
 // Where a step uses what the last one used, in the same way, the order (order.cuh) stays as it is, and a
 // hit costs its look-up alone.
 //
 // Rows of one request in one call (speculation) are taken in order; a victim is never a slot that
-// this call used: HOT >= rows of a request in a call * TOPK.
+// this call used: HOT >= rows of a request in a call * TOPK. A later row whose request row is -1 is
+// padding, whatever it selects.
 //
-// A planning block is bound by the instructions that its warps issue, not by bytes: hence one
-// thread's slots and entries are adjacent and move as vectors, and one scan numbers the misses and
+// Planning is two trips to memory, the look-ups in the map and the instructions of 32 warps: hence
+// loads that stand where they begin, tables in shared memory, and one scan that numbers the misses and
 // ranks the victims together.
 //
 // Compile-time sizes beside those of order.cuh: CALLS (most calls of a group in a step).
-#include "order.cuh"
-
-constexpr int PAGES = REACH / PAGE;
-constexpr unsigned USED4 = 0x03030303;  // of four slots
+#include "entries.cuh"
 
 struct Resolve {
   const int* rows;      // [n] request row, -1: graph padding
@@ -38,247 +39,222 @@ struct Resolve {
   int layers;           // of the group
   int* out;             // [n, TOPK] pool row, -1: padding, or nothing to read
   Miss* misses;         // [n, TOPK], a line's first `count` are there
-  unsigned long long* count;     // [n]
-  unsigned long long* tickets;   // [layers of the group]
+  Word* count;          // [n]
+  Word* tickets;        // [layers of the group]
   unsigned long long* counters;  // misses, entries with no copy
   const uint4* host_rows;        // the leader's layer
   uint4* pool_rows;
 };
 
-// A thread's entries of a top-k row.
-__device__ __forceinline__ void load_positions(const int* row, int* position) {
-  const unsigned e = threadIdx.x * ENTRIES;
-#pragma unroll
-  for (int i = 0; i < ENTRIES; i += 2) {
-    if (TOPK % 2 == 0) {
-      const int2 pair = e + i < TOPK ? *reinterpret_cast<const int2*>(row + e + i) : make_int2(-1, -1);
-      position[i] = pair.x;
-      position[i + 1] = pair.y;
-    } else {
-      position[i] = e + i < TOPK ? row[e + i] : -1;
-      position[i + 1] = e + i + 1 < TOPK ? row[e + i + 1] : -1;
-    }
-  }
-}
-
-__device__ __forceinline__ void store_out(int* row, const int* where) {
-  const unsigned e = threadIdx.x * ENTRIES;
-#pragma unroll
-  for (int i = 0; i < ENTRIES; i += 2) {
-    if (TOPK % 2 == 0) {
-      if (e + i < TOPK) *reinterpret_cast<int2*>(row + e + i) = make_int2(where[i], where[i + 1]);
-    } else {
-      if (e + i < TOPK) row[e + i] = where[i];
-      if (e + i + 1 < TOPK) row[e + i + 1] = where[i + 1];
-    }
-  }
-}
-
-// Where each position is. What is no position reads the entry after the last, which says nowhere.
-__device__ __forceinline__ unsigned clamp(int position) {
-  return min((unsigned)position, (unsigned)REACH);
-}
-
-__device__ __forceinline__ void load_blocks(const int* position, const int* __restrict__ resident,
-                                            int* block) {
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) block[i] = resident[clamp(position[i]) / PAGE];
-}
-
-__device__ __forceinline__ void load_pages(const int* position, const int* __restrict__ host,
-                                           int* page) {
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) page[i] = host[clamp(position[i]) / PAGE];
-}
-
-__device__ __forceinline__ void load_slots(const int* position, const short* map, int* slot) {
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) slot[i] = map[clamp(position[i])];
+__device__ __forceinline__ uint32_t epoch_of(int step, int call) {
+  return (uint32_t)step * CALLS + (uint32_t)call;
 }
 
 // All rows of a request that has no hot region: what is not resident is nowhere.
 __device__ __forceinline__ void plan_resident(const Resolve& p, unsigned first_line,
-                                              const int* __restrict__ resident, int* position,
-                                              int* block, uint32_t epoch) {
-  if ((int)threadIdx.x < p.span) store_count(p.count + first_line + threadIdx.x, epoch, 0);
+                                              const Table& resident, int* position) {
   for (int row = 0; row < p.span; ++row) {
     int where[ENTRIES];
     unsigned lost = 0;
-    if (row > 0) {
-      load_positions(p.top_k + (size_t)(first_line + row) * TOPK, position);
-      load_blocks(position, resident, block);
-    }
+    if (row > 0) load_later(p.rows, p.top_k, first_line + row, position);
 #pragma unroll
     for (int i = 0; i < ENTRIES; ++i) {
-      where[i] = block[i] > 0 ? block[i] * BLOCK_ROWS + int((unsigned)position[i] % PAGE) : -1;
-      lost += position[i] >= 0 && block[i] <= 0;
+      where[i] = place_in(resident[position[i]], position[i]);
+      lost += position[i] >= 0 && where[i] < 0;
     }
     store_out(p.out + (size_t)(first_line + row) * TOPK, where);
     if (lost) atomicAdd(p.counters + 1, (unsigned long long)lost);
   }
 }
 
-// The block's part of the hot state, between global memory (a word four slots) and shared memory.
-struct HotWords {
-  unsigned group[SLOTS / 4];
-  uint2 order[SLOTS / 4];
-};
-
-__device__ __forceinline__ void load_group(const Resolve& p, unsigned request, HotWords& w) {
+// Put the sources of a line's new misses on its list, for whole warps.
+__device__ __forceinline__ void list_sources(Shared& s, Miss* list, uint32_t epoch, const Entries& e) {
+  const int lane = thread() & 31;
+  unsigned who[ENTRIES], many = 0;
 #pragma unroll
-  for (int j = 0; j < SLOTS / 4; ++j) {
-    const unsigned slot = threadIdx.x * SLOTS + 4 * j;
-    const size_t at = (size_t)request * STRIDE + slot;
-    w.group[j] = slot < HOT ? *reinterpret_cast<const unsigned*>(p.group + at) : 0;
+  for (int i = 0; i < ENTRIES; ++i) {
+    who[i] = __ballot_sync(ALL, e.is_new[i]);
+    many += __popc(who[i]);
+  }
+  if (!many) return;
+  int next = lane == 0 ? atomicAdd(&s.listed, many) : 0;
+  next = __shfl_sync(ALL, next, 0);
+#pragma unroll
+  for (int i = 0; i < ENTRIES; ++i) {
+    const int index = next + __popc(who[i] & ((1u << lane) - 1));
+    if (e.is_new[i]) {
+      const uint32_t source = (uint32_t)e.page[i] * PAGE + (unsigned)e.position[i] % PAGE;
+      store_word(&list[index].source, epoch, source);
+      s.hash_index[e.at[i]] = (unsigned short)index;
+    }
+    next += __popc(who[i]);
   }
 }
 
-__device__ __forceinline__ void load_order(const Resolve& p, unsigned request, HotWords& w) {
-#pragma unroll
-  for (int j = 0; j < SLOTS / 4; ++j) {
-    const unsigned slot = threadIdx.x * SLOTS + 4 * j;
-    const size_t at = (size_t)request * STRIDE + slot;
-    w.order[j] = slot < HOT ? *reinterpret_cast<const uint2*>(p.order + at) : make_uint2(0, 0);
+// The planning block of the first request opens the tickets of all layers.
+__device__ __forceinline__ void open_tickets(const Resolve& p, unsigned b, uint32_t epoch) {
+  const unsigned t = thread();
+  if (b == 0 && (int)t < p.layers) open_ticket(p.tickets + t, epoch, gridDim.x - p.requests);
+}
+
+__device__ __forceinline__ void plan_padding(const Resolve& p, unsigned first_line, uint32_t epoch) {
+  const unsigned t = thread();
+  for (int j = 0; j < p.span; ++j) {
+    for (unsigned e = t; e < TOPK; e += THREADS) p.out[(size_t)(first_line + j) * TOPK + e] = -1;
+    if (t == 0) store_word(p.count + first_line + j, epoch, 0);
   }
 }
 
-__device__ __forceinline__ void store_hot(const Resolve& p, unsigned request, const Shared& s) {
+// Where each entry is: on the GPU, hot, or else a miss, whose place in the hash is `at`, or nowhere.
+// Returns how many are nowhere.
+__device__ __forceinline__ unsigned place_entries(Shared& s, const Table& resident, const Table& host,
+                                                  Entries& e) {
+  unsigned lost = 0;
 #pragma unroll
-  for (int j = 0; j < SLOTS / 4; ++j) {
-    const unsigned word = threadIdx.x * (SLOTS / 4) + j, slot = 4 * word;
-    if (slot >= HOT) continue;
-    const size_t at = (size_t)request * STRIDE + slot;
-    *reinterpret_cast<unsigned*>(p.group + at) = s.group[word] & USED4;
-    *reinterpret_cast<uint2*>(p.order + at) = *reinterpret_cast<const uint2*>(&s.order[2 * word]);
+  for (int i = 0; i < ENTRIES; ++i) {  // branches that few warps take are real ones
+    const int block = resident[e.position[i]];
+    const bool on_gpu = block > 0, hit = !on_gpu && e.slot[i] >= 0;
+    const int within = on_gpu ? e.position[i] : e.slot[i];
+    const int place = hit ? s.hot[(unsigned)e.slot[i] / PAGE] : block;
+    e.where[i] = on_gpu || hit ? place * BLOCK_ROWS + int((unsigned)within % PAGE) : -1;
+    if (hit) group_of(s)[e.slot[i]] = HIT | HELD;
+    e.any_hit |= hit;
+    e.at[i] = -1;
+    e.is_new[i] = false;
+    if (on_gpu || hit || e.position[i] < 0) continue;
+    e.page[i] = host[e.position[i]];
+    if (e.page[i] > 0)
+      e.at[i] = note_miss(s, e.position[i], thread() * ENTRIES + i, &e.is_new[i]);
+    else
+      ++lost;
+  }
+  return lost;
+}
+
+// Give the misses of a row their slots: targets for who fetches, the map for the steps after.
+__device__ __forceinline__ void replace(Shared& s, const HotWords& now, Miss* list, uint32_t epoch,
+                                        short* map, int* positions, Entries& e) {
+  bool first[ENTRIES];
+  take_victims(s, now.order, e.at, first, e.slot);
+#pragma unroll
+  for (int i = 0; i < ENTRIES; ++i) {
+    if (!first[i]) continue;
+    e.where[i] = pool_row(s, e.slot[i]);
+    store_word(&list[s.hash_index[e.at[i]]].target, epoch, e.where[i]);
+    s.hash_entry[e.at[i]] = (unsigned)e.where[i];  // for its duplicates
+  }
+  reorder(s, now.order);  // its barrier comes before the duplicates look
+#pragma unroll
+  for (int i = 0; i < ENTRIES; ++i) {
+    if (e.at[i] < 0) continue;
+    if (!first[i]) {
+      e.where[i] = (int)s.hash_entry[e.at[i]];
+      continue;
+    }
+    const int gone = positions[e.slot[i]];
+    positions[e.slot[i]] = e.position[i];
+    map[e.position[i]] = (short)e.slot[i];
+    if (gone >= 0) map[gone] = -1;
   }
 }
 
 // Plan all rows of planning block `b`.
-__device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsigned b, int step,
-                                             uint32_t epoch) {
-  const unsigned t = threadIdx.x;
+__device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsigned b) {
+  const unsigned t = thread();
   const unsigned first_line = b * p.span;
-  const int request = p.rows[first_line];
-  int position[ENTRIES];
-  load_positions(p.top_k + (size_t)first_line * TOPK, position);
-  if (request < 0) {
-    for (int j = 0; j < p.span; ++j) {
-      for (unsigned e = t; e < TOPK; e += THREADS) p.out[(size_t)(first_line + j) * TOPK + e] = -1;
-      if (t == 0) store_count(p.count + first_line + j, epoch, 0);
-    }
-    return;
-  }
-  const int* __restrict__ resident = p.resident + (size_t)request * (PAGES + 1);
-  const int* __restrict__ host = p.host + (size_t)request * (PAGES + 1);
-  short* map = p.map + (size_t)request * MAP_STRIDE;
-  int* positions = p.positions + (size_t)request * STRIDE;
-  // What tells the two paths apart, and what both or the faster one of the second need, is asked for
-  // before any of it is waited for.
-  int block[ENTRIES], page[ENTRIES], slot[ENTRIES];
-  HotWords old;
-  const bool has_hot = p.hot[request * HOT_BLOCKS] != 0;
-  load_blocks(position, resident, block);
-  load_slots(position, map, slot);
-  load_group(p, request, old);
-  if (!has_hot) {
-    plan_resident(p, first_line, resident, position, block, epoch);
-    return;
-  }
-  const int old_step = p.group_step[request];
-  const int hot_block = t < HOT_BLOCKS ? p.hot[request * HOT_BLOCKS + t] : 0;
-  load_pages(position, host, page);
-  load_order(p, request, old);
+  Entries e;
+  const int request = load_now(p.rows + first_line);
+  const int step = load_now(p.step);
+  load_positions(p.top_k + (size_t)first_line * TOPK, e.position);
+  const uint32_t epoch = epoch_of(step, p.call);
   clear_hash(s);
-  if (t == 0) s.any_miss = s.any_hit = 0;
+  if (t == 0) s.listed = 0;
+  if (request < 0) {
+    open_tickets(p, b, epoch);
+    plan_padding(p, first_line, epoch);
+    return;
+  }
+  Table resident = {part_of(p.resident, request, PAGES + 1), s.resident};
+  Table host = {part_of(p.host, request, PAGES + 1), s.host};
+  const int* hot = part_of(p.hot, request, HOT_BLOCKS);
+  short* map = part_of(p.map, request, MAP_STRIDE);
+  int* positions = part_of(p.positions, request, STRIDE);
+  unsigned char* group = part_of(p.group, request, STRIDE);
+  unsigned short* order = part_of(p.order, request, STRIDE);
+  // All that is needed is asked for before any of it is waited for, and a warp's scattered look-ups only
+  // when all warps have asked for the rest: they occupy the cache for a microsecond.
+  const bool has_hot = load_now(hot) != 0;
+  resident.load();
+  host.load();
+  const int hot_block = t < HOT_BLOCKS ? hot[t] : 0;
+  const int old_step = p.group_step[request];
+  HotWords now;
+  load_group(group, now);
+  __syncthreads();
+  look_up(e.position, map, e.slot);
+  load_order(order, now);
+  open_tickets(p, b, epoch);
+  if (!has_hot) {
+    if ((int)t < p.span) store_word(p.count + first_line + t, epoch, 0);
+    resident.stage();
+    __syncthreads();
+    plan_resident(p, first_line, resident, e.position);
+    return;
+  }
+  resident.stage();
+  host.stage();
   if (t < HOT_BLOCKS) s.hot[t] = hot_block;
 #pragma unroll
-  for (int j = 0; j < SLOTS / 4; ++j) {
-    s.group[t * (SLOTS / 4) + j] = old_step == step ? old.group[j] : 0;
-    *reinterpret_cast<uint2*>(&s.order[2 * (t * (SLOTS / 4) + j)]) = old.order[j];
-  }
+  for (int j = 0; j < SLOTS / 4; ++j)
+    s.group[t * (SLOTS / 4) + j] = old_step == step ? now.group[j] : 0;
   __syncthreads();
   bool moved = false, touched = false;
   for (int row = 0; row < p.span; ++row) {
     const unsigned line = first_line + row;
-    int at[ENTRIES], where[ENTRIES], number[ENTRIES];
-    bool miss[ENTRIES], first[ENTRIES];
-    unsigned lost = 0;
-    bool any_hit = false, any_miss = false;
-#pragma unroll
-    for (int i = 0; i < ENTRIES; ++i) {
-      const bool wanted = position[i] >= 0 && block[i] == 0, hit = wanted && slot[i] >= 0;
-      miss[i] = wanted && !hit && page[i] > 0;
-      lost += wanted && !hit && page[i] <= 0;
-      where[i] = block[i] > 0 ? block[i] * BLOCK_ROWS + int((unsigned)position[i] % PAGE) : -1;
-      if (hit) {
-        group_of(s)[slot[i]] |= HIT | HELD;
-        where[i] = pool_row(s, slot[i]);
-      }
-      if (miss[i]) at[i] = note_miss(s, position[i], t * ENTRIES + i);
-      any_hit |= hit;
-      any_miss |= miss[i];
-    }
-    if (any_hit) s.any_hit = 1;
-    if (any_miss) s.any_miss = 1;
+    Miss* list = p.misses + (size_t)line * TOPK;
+    e.any_hit = false;
+    const unsigned lost = place_entries(s, resident, host, e);
+    list_sources(s, list, epoch, e);
     if (lost) atomicAdd(p.counters + 1, (unsigned long long)lost);
-    __syncthreads();
-    const bool missed = s.any_miss;
-    if (!missed) {
-      if (t == 0) store_count(p.count + line, epoch, 0);
-      store_out(p.out + (size_t)line * TOPK, where);
-      if (s.any_hit) {
+    const bool hits = __syncthreads_or(e.any_hit);
+    const int misses = s.listed;
+    if (t == 0) store_word(p.count + line, epoch, misses);
+    bool reordered = misses > 0;
+    if (!misses) {
+      store_out(p.out + (size_t)line * TOPK, e.where);
+      if (hits) {
         touched = true;
         bool differs = false;
 #pragma unroll
         for (int j = 0; j < SLOTS / 4; ++j)
-          differs |= (s.group[t * (SLOTS / 4) + j] & USED4) != (old.group[j] & USED4);
-        if (__syncthreads_or(differs)) {
-          reorder(s);
-          moved = true;
-        }
+          differs |= (s.group[t * (SLOTS / 4) + j] & USED4) != (now.group[j] & USED4);
+        reordered = __syncthreads_or(differs);
+        if (reordered) reorder(s, now.order);
       }
     } else {
-      touched = moved = true;
-      const int misses = take_victims(s, p.count + line, epoch, at, miss, first, slot, number);
-#pragma unroll
-      for (int i = 0; i < ENTRIES; ++i) {
-        if (!first[i]) continue;
-        where[i] = pool_row(s, slot[i]);
-        const uint32_t source = (uint32_t)page[i] * PAGE + (unsigned)position[i] % PAGE;
-        store_miss(p.misses + (size_t)line * TOPK + number[i], source, (uint32_t)where[i], epoch);
-        s.hash_entry[at[i]] = (unsigned)where[i];  // for its duplicates
-      }
-      reorder(s);  // its barrier comes before the duplicates look
-#pragma unroll
-      for (int i = 0; i < ENTRIES; ++i) {
-        if (!miss[i]) continue;
-        if (!first[i]) {
-          where[i] = (int)s.hash_entry[at[i]];
-          continue;
-        }
-        const int gone = positions[slot[i]];
-        positions[slot[i]] = position[i];
-        map[position[i]] = (short)slot[i];
-        if (gone >= 0) map[gone] = -1;
-      }
-      store_out(p.out + (size_t)line * TOPK, where);
+      touched = true;
+      replace(s, now, list, epoch, map, positions, e);
+      store_out(p.out + (size_t)line * TOPK, e.where);
       if (t == 0) atomicAdd(p.counters, (unsigned long long)misses);
     }
+    moved |= reordered;
     if (row + 1 == p.span) break;
-    load_positions(p.top_k + (size_t)(line + 1) * TOPK, position);
+    load_later(p.rows, p.top_k, line + 1, e.position);
     __syncthreads();  // nobody reads this row's shared state any more; its map entries are written
-    load_blocks(position, resident, block);
-    load_slots(position, map, slot);
-    load_pages(position, host, page);
+    look_up(e.position, map, e.slot);
+    if (misses) clear_hash(s);
+    if (t == 0) s.listed = 0;
 #pragma unroll
-    for (int j = 0; j < SLOTS / 4; ++j) old.group[j] = s.group[t * (SLOTS / 4) + j];
-    if (missed) clear_hash(s);
-    if (t == 0) s.any_miss = s.any_hit = 0;
+    for (int j = 0; j < SLOTS / 4; ++j) {
+      const unsigned word = t * (SLOTS / 4) + j;
+      now.group[j] = s.group[word];
+      if (reordered) now.order[j] = *reinterpret_cast<const uint2*>(&s.order[2 * word]);
+    }
     __syncthreads();
   }
   if (moved) {
     __syncthreads();
-    store_hot(p, request, s);
+    store_hot(group, order, s);
   }
   if (touched && t == 0) p.group_step[request] = step;
 }
@@ -286,15 +262,10 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
 extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_resolve(
     const __grid_constant__ Resolve p) {
   extern __shared__ __align__(16) unsigned char raw[];
-  const int step = *p.step;
-  const uint32_t epoch = (uint32_t)step * CALLS + (uint32_t)p.call;
   const int fetching = gridDim.x - p.requests;
-  if ((int)blockIdx.x < fetching) {
-    fetch_plan({p.misses, p.count, p.tickets}, p.requests * p.span, epoch, *reinterpret_cast<Watch*>(raw),
-               blockIdx.x, fetching, p.host_rows, p.pool_rows);
-  } else {
-    if ((int)blockIdx.x == fetching && (int)threadIdx.x < p.layers)
-      open_ticket(p.tickets + threadIdx.x, epoch, fetching);
-    plan_request(p, *reinterpret_cast<Shared*>(raw), blockIdx.x - fetching, step, epoch);
-  }
+  if ((int)blockIdx.x >= fetching)
+    plan_request(p, *reinterpret_cast<Shared*>(raw), blockIdx.x - fetching);
+  else
+    fetch_plan({p.misses, p.count, p.tickets}, p.requests * p.span, epoch_of(load_now(p.step), p.call),
+               *reinterpret_cast<Ends*>(raw), blockIdx.x, fetching, p.host_rows, p.pool_rows);
 }

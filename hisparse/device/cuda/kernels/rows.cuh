@@ -4,8 +4,10 @@
 // A miss names its rows physically: host row `source` (host page * PAGE + offset) and pool row
 // `target` (block * BLOCK_ROWS + offset). Ids are 32-bit, byte offsets always 64-bit.
 //
-// Hand-over: a line's `count` is there when its epoch is the call's, and so is each miss. Both are
-// single words that are read and written whole, so no fence stands between planning and fetching.
+// Hand-over: a line's `count`, a miss's `source` and its `target` are words of epoch << 32 | value,
+// each there when its epoch is the call's. Words are read and written whole, so no fence stands
+// between planning and fetching. The source comes first: its bytes are on their way while the planning
+// block still looks for a victim. The order of a line's list is no contract.
 //
 // Compile-time sizes: PAGE tokens a page, ROW_BYTES (a multiple of 16), BLOCK_ROWS rows from one
 // block of the packed pool to the next, TOPK, THREADS a block.
@@ -16,49 +18,56 @@ typedef unsigned int uint32_t;
 #include <cstdint>
 #endif
 
+typedef unsigned long long Word;  // epoch << 32 | value
+
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int CHUNKS = ROW_BYTES / 16;
 constexpr int LOADS = (CHUNKS + 31) / 32;
-constexpr int WATCHED = 64;
+constexpr int WINDOW = 64;  // lines whose misses are dealt out together
+constexpr int WATCHERS = WINDOW / 32;  // warps that wait for their counts
+constexpr int EARLY_LINES = 8;  // whose first misses have a warp each
 static_assert(ROW_BYTES % 16 == 0, "rows are moved in 16-byte pieces");
-static_assert(THREADS % 32 == 0 && THREADS >= 64, "a warp watches, the others fetch");
+static_assert(THREADS % 32 == 0 && THREADS >= WINDOW, "a thread a line of a window");
+
+// The number of a thread in its block, with what the compiler could know of it.
+__device__ __forceinline__ unsigned thread() {
+  const unsigned t = threadIdx.x;
+  __builtin_assume(t < THREADS);
+  return t;
+}
 
 struct __align__(16) Miss {
-  uint32_t source, target, epoch, unused;
+  Word source, target;
 };
 
 struct Plan {
-  const Miss* misses;               // [n, TOPK]
-  const unsigned long long* count;  // [n] epoch << 32 | misses
-  unsigned long long* ticket;       // epoch << 32 | misses that were given to a warp
+  const Miss* misses;  // [n, TOPK]
+  const Word* count;   // [n] misses
+  Word* ticket;        // the next turn of the sequence of misses
 };
 
-__device__ __forceinline__ unsigned long long load_count(const unsigned long long* at) {
-  unsigned long long value;
+__device__ __forceinline__ Word load_word(const Word* at) {
+  Word value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at));
   return value;
 }
 
-__device__ __forceinline__ void store_count(unsigned long long* at, uint32_t epoch, int misses) {
-  const unsigned long long value = (unsigned long long)epoch << 32 | (uint32_t)misses;
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value));
+__device__ __forceinline__ void store_word(Word* at, uint32_t epoch, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((Word)epoch << 32 | value));
 }
 
-__device__ __forceinline__ Miss load_miss(const Miss* at) {
-  Miss m;
-  asm volatile(
-      "{\n .reg .b128 v; .reg .b64 a, b;\n ld.relaxed.gpu.global.b128 v, [%4];\n"
-      " mov.b128 {a, b}, v;\n mov.b64 {%0, %1}, a;\n mov.b64 {%2, %3}, b;\n}"
-      : "=r"(m.source), "=r"(m.target), "=r"(m.epoch), "=r"(m.unused) : "l"(at));
-  return m;
+// Loads that begin where they stand: the compiler puts plain ones behind the wait for another.
+__device__ __forceinline__ int load_now(const int* at) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at));
+  return value;
 }
 
-__device__ __forceinline__ void store_miss(Miss* at, uint32_t source, uint32_t target, uint32_t epoch) {
-  asm volatile(
-      "{\n .reg .b128 v; .reg .b64 a, b;\n mov.b64 a, {%1, %2};\n mov.b64 b, {%3, %4};\n"
-      " mov.b128 v, {a, b};\n st.relaxed.gpu.global.b128 [%0], v;\n}"
-      ::"l"(at), "r"(source), "r"(target), "r"(epoch), "r"(0));
+__device__ __forceinline__ int2 load_now(const int2* at) {
+  int2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.s32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  return v;
 }
 
 __device__ __forceinline__ uint4 load_host(const uint4* at) {
@@ -87,130 +96,149 @@ __device__ __forceinline__ void store_row(const Row& row, uint4* pool, uint32_t 
     if (lane + 32 * i < CHUNKS) pool[(size_t)target * CHUNKS + lane + 32 * i] = row.piece[i];
 }
 
-// What the watching warp of a fetching block tells the others, word by word: an entry is written
-// before `lines` counts it. Both sides use atomics, which take place in program order.
-struct Watch {
-  int lines;                          // entries so far; negative, less one: these are all
-  unsigned long long entry[WATCHED];  // lines with misses, in order: line << 32 | misses
-};
-
-// One lane reads for its warp.
-template <typename T>
-__device__ __forceinline__ T peek(T& at) {
-  T value = 0;
-  if ((threadIdx.x & 31) == 0) value = atomicAdd(&at, (T)0);
-  return __shfl_sync(ALL, value, 0);
-}
-
-// Warp 0's part: look at the counts, 64 in one round trip, and list the lines that have misses, in
-// order, as far as all before them are known.
-__device__ __forceinline__ void watch_counts(const unsigned long long* count, int base, int lines,
-                                             uint32_t epoch, Watch& shared) {
-  const int lane = threadIdx.x & 31;
-  const unsigned below = (1u << lane) - 1;
-  int done = 0, listed = 0;
-  while (done < lines) {
-    unsigned long long a = (unsigned long long)epoch << 32, b = a;
-    if (lane < lines) a = load_count(count + base + lane);
-    if (lane + 32 < lines) b = load_count(count + base + lane + 32);
-    const unsigned ra = __ballot_sync(ALL, (uint32_t)(a >> 32) == epoch);
-    const unsigned rb = __ballot_sync(ALL, (uint32_t)(b >> 32) == epoch);
-    const unsigned long long waiting = ~((unsigned long long)rb << 32 | ra);
-    const int upto = waiting ? __ffsll(waiting) - 1 : 64;
-    if (upto == done) continue;
-    const bool ta = lane >= done && lane < upto && (uint32_t)a > 0;
-    const bool tb = lane + 32 >= done && lane + 32 < upto && (uint32_t)b > 0;
-    const unsigned ma = __ballot_sync(ALL, ta), mb = __ballot_sync(ALL, tb);
-    if (ta) {
-      const int at = listed + __popc(ma & below);
-      atomicExch(&shared.entry[at], (unsigned long long)(base + lane) << 32 | (uint32_t)a);
-    }
-    if (tb) {
-      const int at = listed + __popc(ma) + __popc(mb & below);
-      atomicExch(&shared.entry[at], (unsigned long long)(base + lane + 32) << 32 | (uint32_t)b);
-    }
-    listed += __popc(ma) + __popc(mb);
-    done = upto;
-    __threadfence_block();
-    __syncwarp();
-    if (lane == 0 && (ma | mb | (done >= lines)))
-      atomicExch(&shared.lines, done >= lines ? -listed - 1 : listed);
+// Exclusive sum over the block of counts whose sums stay below the width they are packed in.
+__device__ __forceinline__ unsigned scan(unsigned mine, unsigned* sums, unsigned* total) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  unsigned upto = mine;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const unsigned left = __shfl_up_sync(ALL, upto, d);
+    if (lane >= d) upto += left;
   }
+  if (lane == 31) sums[warp] = upto;
+  __syncthreads();
+  const unsigned w = lane < WARPS ? sums[lane] : 0;
+  *total = __reduce_add_sync(ALL, w);
+  return __reduce_add_sync(ALL, lane < warp ? w : 0) + upto - mine;
 }
 
-// Where a fetching warp stands in the sequence of all misses of all lines.
-struct Cursor {
-  int turn;   // the next miss of this warp, in the sequence
-  int dealt;  // misses of the lines before `at`
-  int at;     // of the list
-};
-
-// The miss whose turn it is: 1 and its address, 0 if it is not known yet, -1 if there is none.
-__device__ __forceinline__ int find_miss(Cursor& c, Watch& shared, const Miss* misses,
-                                         const Miss** found) {
-  const int seen = peek(shared.lines), upto = seen < 0 ? -seen - 1 : seen;
-  for (; c.at < upto; ++c.at) {
-    const unsigned long long entry = peek(shared.entry[c.at]);
-    const int count = (int)(uint32_t)entry;
-    if (c.turn < c.dealt + count) {
-      *found = misses + (size_t)(entry >> 32) * TOPK + (c.turn - c.dealt);
-      return 1;
-    }
-    c.dealt += count;
-  }
-  return seen < 0 ? -1 : 0;
-}
-
-// The next miss that no warp has, for the whole warp. Until the ticket is the call's the answers of the
-// last call are worth nothing, and asking does no harm: opening the ticket writes it over.
-__device__ __forceinline__ int take_ticket(unsigned long long* ticket, uint32_t epoch) {
-  unsigned long long taken = 0;
+// The next turn that no warp has, for the whole warp. Until the ticket is the call's the answers of
+// the last call are worth nothing, and asking does no harm: opening the ticket writes it over.
+__device__ __forceinline__ int take_ticket(Word* ticket, uint32_t epoch) {
+  Word taken = 0;
   if ((threadIdx.x & 31) == 0)
     do taken = atomicAdd(ticket, 1ull);
     while ((uint32_t)(taken >> 32) != epoch);
   return __shfl_sync(ALL, (int)(uint32_t)taken, 0);
 }
 
-// Each fetching warp has its first miss by its number; the ticket gives out those after.
-__device__ __forceinline__ void open_ticket(unsigned long long* ticket, uint32_t epoch, int blocks) {
-  store_count(ticket, epoch, blocks * (WARPS - 1));
+// Each fetching warp has its first turn by its number; the ticket gives out those after.
+__device__ __forceinline__ void open_ticket(Word* ticket, uint32_t epoch, int blocks) {
+  store_word(ticket, epoch, blocks * WARPS);
 }
+
+// A miss as a warp knows it.
+struct Found {
+  const Miss* miss;
+  uint32_t source, target;
+  bool has_target;
+};
+
+// What a warp looks at, in one load: lane 0 the source of entry `index` of a line's list, lane 1 its
+// target, the others the line's count.
+__device__ __forceinline__ const Word* look_at(const Plan& plan, int line, int index, Found& f) {
+  const int lane = threadIdx.x & 31;
+  f.miss = plan.misses + (size_t)line * TOPK + index;
+  return lane == 0 ? &f.miss->source : lane == 1 ? &f.miss->target : plan.count + line;
+}
+
+// Look until the source is there, beginning with what a first look gave; false if the count says that
+// the line has no such entry.
+__device__ __forceinline__ bool await_source(Found& f, const Word* at, Word word, int index,
+                                             uint32_t epoch) {
+  while (true) {
+    const unsigned there = __ballot_sync(ALL, (uint32_t)(word >> 32) == epoch);
+    if (there & 1) {
+      f.source = __shfl_sync(ALL, (uint32_t)word, 0);
+      f.target = __shfl_sync(ALL, (uint32_t)word, 1);
+      f.has_target = there & 2;
+      return true;
+    }
+    if (there & 4 && (int)__shfl_sync(ALL, (uint32_t)word, 2) <= index) return false;
+    word = load_word(at);
+  }
+}
+
+__device__ __forceinline__ void await_target(Found& f, uint32_t epoch) {
+  while (!f.has_target) {
+    const Word word = load_word(&f.miss->target);
+    f.target = (uint32_t)word;
+    f.has_target = (uint32_t)(word >> 32) == epoch;
+  }
+}
+
+struct Ends {
+  unsigned end[2][WINDOW];  // turns up to each line's last
+  unsigned sums[2][WARPS];
+};
 
 // Fetch every miss of `n` lines; this block is `block` of `blocks`.
 //
-// Lines are taken in order, and their misses form one sequence for all warps: what is on its way at
-// a time is from few requests, whose host pages lie together, and address translation keeps up. A
-// warp takes the next miss when it is ready for one, since some places of the device reach the host
-// a third faster than others (measured: 162 and 212 us for equal shares). It does so, and looks the
-// miss up, while its last row is on its way.
-__device__ __forceinline__ void fetch_plan(Plan plan, int n, uint32_t epoch, Watch& watch, int block,
+// The first misses of the first lines have a warp each, which waits for that one alone: where few
+// rows miss, no count stands between finding a miss and fetching it. All others form one sequence of
+// turns, line after line: what is on its way at a time is from few requests, whose host pages lie
+// together, and address translation keeps up. A warp takes a turn when it is ready for one, since some
+// places of the device reach the host a third faster than others (measured: 162 and 212 us for equal
+// shares). It does so, waits for a window's counts and looks its next miss up while a row is on its way.
+__device__ __forceinline__ void fetch_plan(Plan plan, int n, uint32_t epoch, Ends& s, int block,
                                            int blocks, const uint4* host, uint4* pool) {
-  const int warp = threadIdx.x >> 5;
-  Cursor c = {(warp - 1) * blocks + block, 0, 0};
-  for (int base = 0; base < n; base += WATCHED) {
-    if (threadIdx.x == 0) watch.lines = 0;
-    c.at = 0;
-    __syncthreads();
-    if (warp == 0) {
-      watch_counts(plan.count, base, min(WATCHED, n - base), epoch, watch);
-    } else {
-      const Miss* at;
-      int known = 0;
-      Miss next = {0, 0, ~epoch, 0};
-      while (true) {
-        while (known == 0) known = find_miss(c, watch, plan.misses, &at);
-        if (known < 0) break;
-        while (next.epoch != epoch) next = load_miss(at);
-        const Miss miss = next;
-        Row row;
-        load_row(row, host, miss.source);
-        c.turn = take_ticket(plan.ticket, epoch);
-        next.epoch = ~epoch;
-        known = find_miss(c, watch, plan.misses, &at);
-        if (known > 0) next = load_miss(at);
-        store_row(row, pool, miss.target);
-      }
+  const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+  const int early = min(n, EARLY_LINES);
+  const int share = early ? min(blocks * (WARPS - WATCHERS) / early, TOPK) : 0;  // of each early line
+  int turn = warp * blocks + block, dealt = 0, base = -WINDOW, side = 0;
+  unsigned total = 0, ends[WINDOW / 32];
+  Found found;
+  bool have = false, first = true;
+  if (early && warp >= WATCHERS) {
+    const int me = turn - WATCHERS * blocks, index = me / early;
+    if (index < share) {
+      const Word* at = look_at(plan, me % early, index, found);
+      have = await_source(found, at, load_word(at), index, epoch);
     }
-    if (base + WATCHED < n) __syncthreads();  // before the list is written over
+  }
+  while (true) {
+    Row row;
+    if (have) load_row(row, host, found.source);
+    if (!first) turn = take_ticket(plan.ticket, epoch);
+    first = false;
+    while (turn - dealt >= (int)total && base + WINDOW < n) {
+      base += WINDOW;
+      side ^= 1;
+      dealt += total;
+      unsigned rest = 0;
+      if (t < WINDOW && base + t < n) {
+        Word word;
+        do word = load_word(plan.count + base + t);
+        while ((uint32_t)(word >> 32) != epoch);
+        rest = max(0, (int)(uint32_t)word - (base + t < early ? share : 0));
+      }
+      const unsigned before = scan(rest, s.sums[side], &total);
+      if (total == 0) continue;
+      if (t < WINDOW) s.end[side][t] = before + rest;
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < WINDOW / 32; ++i) ends[i] = s.end[side][lane + 32 * i];
+    }
+    const unsigned of = turn - dealt;
+    const bool more = of < total;
+    Found next;
+    const Word* at;
+    Word word;
+    int index;
+    if (more) {
+      int line = 0;
+#pragma unroll
+      for (int i = 0; i < WINDOW / 32; ++i) line += __popc(__ballot_sync(ALL, ends[i] <= of));
+      index = (int)of - (line ? (int)s.end[side][line - 1] : 0) + (base + line < early ? share : 0);
+      at = look_at(plan, base + line, index, next);
+      word = load_word(at);
+    }
+    if (have) {
+      await_target(found, epoch);
+      store_row(row, pool, found.target);
+    }
+    if (!more) break;
+    have = await_source(next, at, word, index, epoch);
+    found = next;
   }
 }
