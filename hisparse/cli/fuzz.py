@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.output import Progress, emit, emit_json, table
@@ -18,7 +19,6 @@ from hisparse.errors import ConfigError
 
 if TYPE_CHECKING:
     from hisparse.testing.campaign import Campaign, Found
-    from hisparse.testing.simulator import SimulationResult
 
 SEEDS = "0..500"
 
@@ -33,6 +33,7 @@ SEEDS = "0..500"
 @click.option("--ranks", type=click.IntRange(1, 3), help="Worker ranks.  [default: 1 to 3, drawn]")
 @click.option("--faults", default="", metavar="A,B,-C", help="Kinds or families; -C leaves out.")
 @click.option("--keep-logs", type=click.Path(path_type=Path), metavar="DIR", help="See above.")
+@click.option("--program", type=click.Path(path_type=Path), metavar="FILE", help="Do it again.")
 @click.option("--list", "listed", is_flag=True, help="Print the fault atlas and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def fuzz(
@@ -43,24 +44,31 @@ def fuzz(
     ranks: int | None,
     faults: str,
     keep_logs: Path | None,
+    program: Path | None,
     listed: bool,
     as_json: bool,
 ) -> int:
     """Run simulated worlds in which faults strike, and check everything in all of them.
 
     Each seed draws its world, its operations and its faults; the same seed gives the same run. A
-    seed that fails is run again with less and less switched on. --keep-logs writes its log to
-    DIR/seed-S, for replay, check and why (with --seed: whatever came out). With --minutes alone,
-    seeds go on for as long. Exits 1 for a violation, and for marks of the atlas that no seed hit.
+    seed that fails is run again with less and less switched on and done. --keep-logs writes the log
+    of that to DIR/seed-S, for replay, check and why, and beside it program.json, for --program
+    (with --seed: whatever came out). With --minutes alone, seeds go on for as long. Exits 1 for a
+    violation, and for marks of the atlas that no seed hit.
 
     Example: hisparse fuzz --seed 7 --ranks 2
     """
     from hisparse.testing.atlas import select
     from hisparse.testing.campaign import run_campaign
+    from hisparse.testing.logs import keep
     from hisparse.testing.swarm import STEPS
 
     if seed is not None and (seeds is not None or minutes is not None):
         raise ConfigError("--seed is one run: leave out --seeds and --minutes")
+    if program is not None and (seed is not None or seeds is not None or minutes is not None):
+        raise ConfigError("--program is one run: leave out --seed, --seeds and --minutes")
+    if program is not None:
+        return play_file(program, keep_logs, as_json)
     if listed:
         emit_json({"faults": atlas_rows()}) if as_json else emit(atlas_text())
         return 0
@@ -81,7 +89,7 @@ def fuzz(
         only = [campaign.last] if seed is not None else []
         for result in [found.result for found in campaign.found] or only:
             assert result is not None
-            keep(result, keep_logs)
+            keep(result, keep_logs / f"seed-{result.seed}")
     emit_json(campaign.report()) if as_json else emit(as_text(campaign))
     for found in campaign.found:
         options = [f"--ranks {ranks}"] * bool(ranks) + [f"--steps {steps}"] * bool(steps)
@@ -138,25 +146,50 @@ def as_text(campaign: Campaign) -> str:
     return table(groups)
 
 
-def keep(result: SimulationResult, directory: Path) -> None:
-    """Write the run's log below `directory`, as `hisparse run --log` would have. Raises ConfigError
-    where one lies there already."""
-    from hisparse.testing.logs import write_log
-
-    write_log(result, directory / f"seed-{result.seed}")
-
-
 def tell(found: Found, kept: Path | None, command: str) -> None:
     """What failed, the least that shows it, and how to see it again."""
     violation, seed = found.result.violation, found.result.seed
     assert violation is not None
-    say(f"seed {seed}: {violation.invariant} at seq {violation.seq}: {violation.message}")
-    on = [*found.faults, *found.operations]
-    say(f"seed {seed}: it takes {', '.join(on) if on else 'no fault and no operation'}")
-    for text in found.witness():
-        say(f"seed {seed}:   {text}")
+    for text in found.told():
+        say(f"seed {seed}: {text}")
     say(f"again: {command}")
     where = (kept or Path("runs/fuzz")) / f"seed-{seed}"
     if kept is None:
         say(f"its log: {command} --keep-logs {where.parent}")
     say(f"replay: hisparse replay {where} --at {max(violation.seq - 1, 0)}")
+
+
+def play_file(path: Path, keep_logs: Path | None, as_json: bool) -> int:
+    """Do a program again, and say what came of it."""
+    from hisparse.testing.logs import keep
+    from hisparse.testing.program import from_json
+    from hisparse.testing.simulator import play
+
+    try:
+        program = from_json(path.read_bytes(), str(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--program {path}: {reason}; give a file of --keep-logs") from None
+    result = play(program)
+    if keep_logs is not None:
+        keep(result, keep_logs)
+    violation = result.violation
+    report = {
+        "steps": result.steps,
+        "events": result.events,
+        "rows_checked": result.rows_checked,
+        "faults": dict(result.fired),
+        "sometimes": dict(result.sometimes),
+        "violations": [] if violation is None else [msgspec.structs.asdict(violation)],
+        "program": program.lines(),
+        "state_digest": result.digest,
+    }
+    if as_json:
+        emit_json(report)
+    else:
+        emit("\n".join(program.lines()))
+    if violation is None:
+        say(f"nothing is violated, in {result.steps} steps and {result.events} events")
+        return 0
+    say(f"{violation.invariant} at seq {violation.seq}: {violation.message}")
+    return VIOLATION

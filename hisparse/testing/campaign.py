@@ -16,7 +16,9 @@ from typing import Any
 from hisparse.fsm.describe import line
 from hisparse.fsm.shrink import Scenario, first_violation, shrink
 from hisparse.testing.atlas import ATLAS, marks_of
+from hisparse.testing.shrink import Play, shrink_program
 from hisparse.testing.simulator import Simulation, SimulationResult
+from hisparse.testing.simulator import play as play_one
 from hisparse.testing.swarm import RANKS_MAX, STEPS, Swarm
 
 SHRINK_BUDGET = 200_000  # events judged while a witness is made smaller
@@ -25,7 +27,8 @@ Run = Callable[[int, Swarm], SimulationResult]
 
 @dataclass(frozen=True)
 class Found:
-    """A seed that failed, shrunk: the least that has to be on, and the events that show it."""
+    """A seed that failed, shrunk: the least that has to be on and to be done, and the events that
+    show it. `result` is of the smallest program that does."""
 
     result: SimulationResult
     faults: tuple[str, ...]
@@ -36,6 +39,23 @@ class Found:
         if self.scenario is None:
             return []
         return [line(seq, event).strip() for seq, event in self.scenario.events]
+
+    def program(self) -> list[str]:
+        """What has to be done, a line each."""
+        return [] if self.result.program is None else self.result.program.lines()
+
+    def told(self) -> list[str]:
+        """For people: what does not hold, what it takes, what has to be done, which events show
+        it."""
+        violation = self.result.violation
+        assert violation is not None
+        on = ", ".join([*self.faults, *self.operations]) or "no fault and no operation"
+        lines = [f"{violation.invariant} at seq {violation.seq}: {violation.message}"]
+        lines += [f"it takes {on}", "what is done, before faults cease and all has to settle:"]
+        lines += [f"  {text}" for text in self.program()]
+        if self.scenario is not None:
+            lines += ["events that show it:", *(f"  {text}" for text in self.witness())]
+        return lines
 
 
 @dataclass
@@ -113,6 +133,7 @@ def _violation(found: Found) -> dict[str, Any]:
         "needs_faults": list(found.faults),
         "needs_operations": list(found.operations),
         "witness": found.witness(),
+        "program": found.program(),
     }
 
 
@@ -129,6 +150,7 @@ def run_campaign(
     minutes: float | None = None,
     failures_max: int = 1,
     run: Run = simulate_one,
+    play: Play | None = None,
     progress: Callable[[Campaign], None] = lambda campaign: None,
 ) -> Campaign:
     """Run `seeds` in order, until `failures_max` have failed or `minutes` are over.
@@ -137,7 +159,9 @@ def run_campaign(
         kinds: kinds of fault that may strike (default: the whole atlas).
         ranks: of every world; None: 1 to 3, drawn.
         steps: of each safety phase.
-        run: runs one seed; a test of another backend or policy passes its own.
+        run: runs one seed; a test of another backend or policy passes its own, and
+        play: does a program on the same kind of replica (default: none, where `run` is given; then
+            programs are not made smaller).
         progress: called after each seed.
     """
     campaign = Campaign(tuple(ATLAS) if kinds is None else tuple(kinds), ranks)
@@ -150,7 +174,7 @@ def run_campaign(
         campaign.cpu_seconds = time.process_time() - began_cpu
         progress(campaign)
         if result.violation is not None:
-            campaign.found.append(explain(result, swarm, run))
+            campaign.found.append(explain(result, swarm, run, play))
         if len(campaign.found) >= failures_max:
             break
         if minutes is not None and time.perf_counter() - began >= minutes * 60:
@@ -158,9 +182,11 @@ def run_campaign(
     return campaign
 
 
-def explain(result: SimulationResult, swarm: Swarm, run: Run = simulate_one) -> Found:
-    """The same fault with as little as possible switched on, looked for after every step, and the
-    fewest events that show it."""
+def explain(
+    result: SimulationResult, swarm: Swarm, run: Run = simulate_one, play: Play | None = None
+) -> Found:
+    """The same fault with as little as possible switched on, looked for after every step, the
+    fewest operations that still lead to it, and the fewest events that show it."""
     assert result.violation is not None
     name = result.violation.invariant
     least, best = replace(swarm, check_every=1), result
@@ -177,6 +203,10 @@ def explain(result: SimulationResult, swarm: Swarm, run: Run = simulate_one) -> 
             candidate = _with(least, which, fewer)
             if (again := shows(candidate)) is not None:
                 least, best = candidate, again
+    if play is None and run is simulate_one:
+        play = play_one
+    if play is not None:
+        best = shrink_program(best, play)
     return Found(best, tuple(least.faults), tuple(least.operations), _scenario(best))
 
 

@@ -1,7 +1,9 @@
-"""A simulation's log as `hisparse run --log` would have left it, for the verbs that read logs."""
+"""What a simulation leaves on disk: its log, as `hisparse run --log` would have left it, for the
+verbs that read logs; and beside it its program, for `hisparse fuzz --program`."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from hisparse.config import LogConfig
@@ -10,7 +12,25 @@ from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log_history import STREAM
 from hisparse.fsm.log_open import open_log
+from hisparse.testing.program import to_json
 from hisparse.testing.simulator import SimulationResult
+
+PROGRAM = "program.json"
+
+
+def keep(result: SimulationResult, directory: Path) -> None:
+    """Write both below `directory`. Raises ConfigError where a log lies there already."""
+    assert result.program is not None
+    write_log(result, directory)
+    (directory / PROGRAM).write_text(to_json(result.program), encoding="utf-8")
+
+
+def keep_again(result: SimulationResult, directory: Path) -> None:
+    """The same, in place of what `keep` left there before, and of nothing else."""
+    if (directory / PROGRAM).exists():
+        shutil.rmtree(directory / STREAM)
+        (directory / PROGRAM).unlink()
+    keep(result, directory)
 
 
 def write_log(result: SimulationResult, directory: Path) -> None:

@@ -132,14 +132,22 @@ def play(program: Program, replica: MakeReplica = SimReplica) -> SimulationResul
 
 
 def _observed(seed: int, player: Player, operate: Callable[[], None]) -> SimulationResult:
-    replica, result = player.replica, SimulationResult(seed)
-    began = time.perf_counter()
+    began, failed = time.perf_counter(), None
     try:
         operate()
-        replica.settle()
+        player.replica.settle()
     except Exception as error:
-        result.error, result.violation = error, violation_of(replica, error)
+        failed = error
+    result = result_of(player, failed, seed)
     result.seconds = time.perf_counter() - began
+    return result
+
+
+def result_of(player: Player, error: Exception | None, seed: int = 0) -> SimulationResult:
+    """What has been done by now, and what `error`, which ended it, tells of."""
+    replica, result = player.replica, SimulationResult(seed)
+    if error is not None:
+        result.error, result.violation = error, violation_of(replica, error)
     result.steps, result.events = replica.now, replica.state.seq
     result.rows_checked = replica.rows_checked
     result.fired, result.sometimes = dict(replica.fired), dict(replica.sometimes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -57,15 +57,19 @@ class World:
         said = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
         return f"World({', '.join(f'{name}={v!r}' for name, v, least in said if v != least)})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # in a failing example of Hypothesis too
+
     def config(self) -> HiSparseConfig:
         """Raises CapacityError for pools that do not hold one request."""
         least = self._sized(2).steady_blocks(self.tokens_max) + 1
-        return check_capacity(self._sized(int(least * self.gpu_share) + 1))
+        config = check_capacity(self._sized(int(least * self.gpu_share) + 1))
+        return _with_suffix_pages(config, self.suffix_pages)
 
     def _sized(self, blocks: int) -> HiSparseConfig:
         stride = -(-self.page_size * 48 // 256) * 256
         host_pages = self.host_share * (-(-self.tokens_max // self.page_size) + 1)
-        config = HiSparseConfig(
+        return HiSparseConfig(
             layout=ModelLayout(row_bytes=16, index_row_bytes=4, index_groups=((0, 1), (2,))),
             pools=PoolConfig(
                 page_size=self.page_size,
@@ -92,7 +96,6 @@ class World:
             ranks=self.ranks,
             checks="on",
         )
-        return _with_suffix_pages(config, self.suffix_pages)
 
 
 def random_config(rng: random.Random, tides: bool = False, spec: int = 0) -> HiSparseConfig:

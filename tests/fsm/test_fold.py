@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from hisparse.fsm.codec import Codec
 from hisparse.fsm.fold import HANDLERS, evolve, fold
 from hisparse.fsm.machines import BlockRole, BlockTrigger
 from hisparse.fsm.state import State, digest
+from hisparse.testing.strategies import events
 
 CONFIG = small_config()
 CODEC = Codec(ev.EVENT_TYPES)
@@ -30,33 +30,6 @@ def kind_of(cls):
 
 def subclasses(cls):
     return {cls, *(found for one in cls.__subclasses__() for found in subclasses(one))}
-
-
-def values_of(kind):
-    """Any value of a field's type, from msgspec's own description of it."""
-    match kind:
-        case msgspec.inspect.IntType():
-            return st.integers(-(2**63), 2**64 - 1)
-        case msgspec.inspect.StrType():
-            return st.text(max_size=8)
-        case msgspec.inspect.BytesType():
-            return st.binary(max_size=16)
-        case msgspec.inspect.BoolType():
-            return st.booleans()
-        case msgspec.inspect.NoneType():
-            return st.none()
-        case msgspec.inspect.EnumType(cls=cls):
-            return st.sampled_from(list(cls))
-        case msgspec.inspect.VarTupleType(item_type=item):
-            return st.lists(values_of(item), max_size=5).map(tuple)
-        case msgspec.inspect.UnionType(types=types):
-            return st.one_of([values_of(one) for one in types])
-    raise AssertionError(f"no strategy for {kind}: teach this test its type")
-
-
-def events(cls):
-    fields = msgspec.inspect.type_info(cls).fields
-    return st.builds(cls, **{field.name: values_of(field.type) for field in fields})
 
 
 def test_every_declared_event_is_in_the_list_under_a_kind_of_its_own():

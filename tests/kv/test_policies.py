@@ -13,7 +13,7 @@ from hisparse.fsm.fold import fold
 from hisparse.fsm.state import digest
 from hisparse.kv import policies
 from hisparse.kv.policies import Hybrid, PolicyView
-from hisparse.kv.policies.registry import resolve
+from hisparse.kv.policies.registry import name_of, resolve
 
 
 class Oldest(Hybrid):
@@ -156,3 +156,17 @@ def test_host_first_reads_from_the_host_before_anything_is_short():
     assert rig.events(ev.HotLeased) and not rig.events(ev.PolicyChosen)
     resident = len(rig.blocks(key)) - rig.blocks(key).count(0)
     assert resident <= rig.state.window_pages + 1 < len(rig.blocks(key))
+
+
+def test_a_class_has_the_name_that_resolves_to_it():
+    class Hidden(Oldest):
+        """Not to be found by module and name."""
+
+    named = ((Hybrid, "hybrid"), (Fickle, f"{__name__}:Fickle"), (Hidden, "Hidden"))
+    for policy, name in named:
+        assert name_of(policy) == name and type(resolve(name)) is policy
+    other = type("Hidden", (Oldest,), {})
+    with pytest.raises(ConfigError, match="use another name"):
+        name_of(other)
+    with pytest.raises(ConfigError, match="it must be a class like"):
+        name_of(dict)

@@ -15,7 +15,7 @@ fold never asks a policy, so a log replays where the policy's module is not inst
 
 from hisparse.kv.policies.base import PolicyView, ResidencyPolicy
 from hisparse.kv.policies.builtin import Even, HostFirst, Hybrid, LeastRecentlyUsed, Resident
-from hisparse.kv.policies.registry import names, policy_of, register, resolve
+from hisparse.kv.policies.registry import name_of, names, policy_of, register, resolve
 
 __all__ = [
     "Even",
@@ -25,6 +25,7 @@ __all__ = [
     "PolicyView",
     "ResidencyPolicy",
     "Resident",
+    "name_of",
     "names",
     "policy_of",
     "register",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 
@@ -31,6 +32,24 @@ def register(name: str, policy: type[ResidencyPolicy]) -> None:
         raise ConfigError(f"policy {name!r} is {_REGISTERED[name].__name__}: use another name")
     _check(name, policy)
     _REGISTERED[name] = policy
+
+
+def name_of(policy: type[ResidencyPolicy]) -> str:
+    """What ``policy.name`` has to say for this class: the name that it is registered by, its
+    ``module:Class`` if that finds it, else its own name, which it is registered by from here on.
+
+    Raises ConfigError for a class that is no policy, or whose name is in use.
+    """
+    known = next((name for name, found in _REGISTERED.items() if found is policy), None)
+    if known is not None:
+        return known
+    _check(repr(policy), policy)
+    place = f"{policy.__module__}:{policy.__name__}"
+    module = sys.modules.get(policy.__module__)
+    if getattr(module, policy.__name__, None) is policy and type(resolve(place)) is policy:
+        return place
+    register(policy.__name__, policy)
+    return policy.__name__
 
 
 @cache
