@@ -104,11 +104,11 @@ def _disk(seed: int, kinds: Sequence[str]) -> dict[str, Any] | None:
 def _drawn(seed: int, kinds: tuple[str, ...]) -> dict[str, float]:
     """Of the atlas, what is on and how often: each kind from its own chance, so that leaving
     another out changes nothing for it."""
-    share = 0.9 if len(kinds) < 4 else 0.45
     quiet = random.Random(f"hisparse faults {seed}").random() < 0.1  # no fault at all
     found = {}
     for kind in kinds:
         rng = random.Random(f"hisparse fault {kind} {seed}")
+        share = 0.9 if len(kinds) < 4 else ATLAS[kind].share
         if rng.random() < share and not quiet:
             found[kind] = rng.choice(ATLAS[kind].rates)
     return found

@@ -50,6 +50,7 @@ class Fault:
     family: ClassVar[str]
     rule: ClassVar[str]
     marks: ClassVar[tuple[str, ...]] = ()
+    share: ClassVar[float] = 0.45  # of the worlds have it on, where the whole atlas may be
     needs_disk: ClassVar[bool] = False  # a log on disk
     rates: ClassVar[tuple[float, ...]] = (0.02, 0.1, 0.3)  # one of them is drawn where it is on
 

@@ -15,6 +15,7 @@ class CopyFailed(Fault):
     family = "copies"
     kind = "copy_failed"
     rule = "what a failed copy was to write never becomes valid, and is never found by prefix"
+    share = 0.25  # bytes that a failed copy explains are no violation at once: not in every world
     marks = ("copy_failed.to_host", "copy_failed.to_gpu", "copy_failed.suffix")
 
     def copy_fails(self, rank: SimRank, transfer: AnyTransfer) -> bool:
