@@ -39,6 +39,7 @@ class Store:
         # batch that was refused and cut off may be there again once the power was gone.
         self.truth: list[list[LoggedEvent]] = []
         self.excuse = ""  # why this log may be damaged; "" where nothing that it does may damage it
+        self.dropped = False  # events, by the last process, as on_error "continue" says
         self._begun = 0  # of which the disk gave back so many when the log was opened
         self.clock_s = 0.0
 
@@ -99,7 +100,8 @@ class Store:
                 self.truth.append([])
             self.truth[seq - 1].append(event)
         counts = log.statistics()
-        if counts.dropped_events or counts.gaps:
+        self.dropped = counts.dropped_events > 0
+        if self.dropped or counts.gaps:
             self.excuse = "events were dropped"
         if power:
             if self.fsync != "commit" or self.disk.lied:

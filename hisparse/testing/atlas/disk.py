@@ -40,10 +40,11 @@ class LogFault(Fault):
         self.replica.crash_scheduler(keep_inboxes=self.rng.random() < 0.5, **how)
 
     def require_acted_on(self) -> None:
-        """Write-ahead: what a rank could act on is in the log that was recovered."""
+        """Write-ahead: what a rank could act on is in the log that was recovered, unless the writer
+        was told to drop what the disk refuses."""
         recovered = self.replica.coordinator.recovered_seq
         acted_on = self.replica.restarts.acted_on
-        held = self.replica.restarts.down or recovered >= acted_on
+        held = self.replica.down or self.store.dropped or recovered >= acted_on
         self.require(held, f"the log ends at {recovered}, commands went out up to {acted_on}")
 
 
@@ -70,8 +71,9 @@ class LogTorn(LogFault):
         return SchedulerDied(self._after)
 
     def _after(self) -> None:
+        lives = self.store.lives
         self.crash()
-        if not self.replica.restarts.down and not self.store.lives > 1:
+        if self.store.lives == lives:
             self.require_acted_on()
         self.fire("the process died in a write", self.goes_on(), "log_torn.commit")
 
@@ -130,7 +132,7 @@ class PowerLoss(LogFault):
         synced = self.store.fsync == "commit" and not lies
         lives = self.store.lives
         self.crash(power=True)
-        if synced and self.store.lives == lives and self.store.options["on_error"] == "stop":
+        if synced and self.store.lives == lives:
             self.require_acted_on()
         mark = f"{self.kind}.{'synced' if synced else 'unsynced'}"
         self.fire("the power went", self.goes_on(), mark)
