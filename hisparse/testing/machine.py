@@ -34,9 +34,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from hisparse.errors import InvariantViolation
-from hisparse.kv.policies import ResidencyPolicy, name_of
+from hisparse.kv.policies import ResidencyPolicy
 from hisparse.testing.atlas import ATLAS
 from hisparse.testing.logs import PROGRAM, keep_again
+from hisparse.testing.own import with_policy
 from hisparse.testing.program import MakeReplica, Player, Program, live
 from hisparse.testing.replica import SimReplica
 from hisparse.testing.simulator import result_of
@@ -92,11 +93,7 @@ class HiSparseMachine(RuleBasedStateMachine):
     def begin(self, world: World, lag: float, log_on_disk: bool) -> None:
         """The world, how far its streams hang back, and where its log is: the faults of a disk
         need one."""
-        config = world.config()
-        if self.policy is not None:
-            name = self.policy if isinstance(self.policy, str) else name_of(self.policy)
-            policy = config.policy.model_copy(update={"name": name})
-            config = config.model_copy(update={"policy": policy})
+        config = with_policy(world.config(), self.policy)
         faults = dict.fromkeys(self.kinds, 0.0)
         start = Program(config, "machine", (lag,), faults, disk=DISK if log_on_disk else None)
         self.player = Player(start, type(self).replica)
@@ -139,7 +136,7 @@ class HiSparseMachine(RuleBasedStateMachine):
         keep_again(result, directory)
         at = max(result.violation.seq - 1, 0)
         error.add_note(f"replay: hisparse replay {directory} --at {at}")
-        error.add_note(f"again: hisparse fuzz --program {directory / PROGRAM}")
+        error.add_note(f"again: python -m hisparse fuzz --program {directory / PROGRAM}")
 
     # -- clients ----------------------------------------------------------------------------------
     @rule(target=requests, stem=st.integers(0, STEMS - 1), shared=tokens, tail=tail_tokens,
