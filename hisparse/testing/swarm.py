@@ -97,7 +97,7 @@ def _disk(seed: int, kinds: Sequence[str]) -> dict[str, Any] | None:
         "segment_bytes": rng.choice([3000, 20_000, 1 << 20]),
         "on_error": rng.choice(["stop", "continue"]),
         "snapshot_events": rng.choice([0, 100, 1000]),
-        "takes_snapshots": rng.random() < 0.6,
+        "takes_snapshots": rng.random() < 0.4,
     }
 
 

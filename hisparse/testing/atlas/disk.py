@@ -19,6 +19,7 @@ class LogFault(Fault):
     family = "log"
     rates: ClassVar[tuple[float, ...]] = (0.002, 0.01, 0.03)
     needs_disk = True
+    share = 0.7  # of those with a log on disk
 
     @property
     def store(self) -> Store:
@@ -145,6 +146,7 @@ class DiskFull(LogFault):
         "says so"
     )
     marks = ("disk_full.stopped", "disk_full.dropped")
+    rates = (0.01, 0.03)
 
     def __init__(self, replica: SimReplica, rate: float, rng: random.Random) -> None:
         super().__init__(replica, rate, rng)
@@ -188,7 +190,7 @@ class GapRestart(LogFault):
     kind = "log_gap"
     rule = "a log that dropped events is gone on with from a snapshot behind the gap, or not at all"
     marks = ("log_gap.snapshot", "log_gap.refused")
-    rates = (0.05, 0.2)
+    rates = (0.2, 0.5)
 
     def strike(self) -> None:
         log = self.replica.log

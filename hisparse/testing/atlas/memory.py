@@ -24,6 +24,8 @@ class EvictionInLoad(Fault):
     kind = "eviction_in_load"
     rule = "an eviction while a load is under way takes nothing that the load reads or writes"
     marks = ("eviction_in_load.restore", "eviction_in_load.suffix")
+    share = 0.6
+    rates = (0.1, 0.5)
 
     def strike(self) -> None:
         """Everything is asked for at once, while something is loaded."""
