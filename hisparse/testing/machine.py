@@ -7,8 +7,7 @@ the end faults cease and all must settle. What fails shrinks to a program of a f
     state = HiSparseMachine()
     state.begin(lag=0.0, log_on_disk=False, world=World(ranks=2))
     request_0 = state.submit(max_new=1, shared=4, stem=0, tail=1)
-    state.step(times=3)
-    state.fault(kind='copy_failed')
+    state.fault(kind='copy_failed', steps=3)
     state.abort(request=request_0)
     state.teardown()
 
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
 
 from hisparse.errors import InvariantViolation
 from hisparse.kv.policies import ResidencyPolicy
@@ -63,8 +62,17 @@ def _stem(number: int) -> list[int]:
     return [(number * 31 + i) % EOS for i in range(TOKENS_MAX)]
 
 
-def _kinds(machine: HiSparseMachine) -> st.SearchStrategy[str]:
-    return st.sampled_from(list(machine.kinds))
+def _kinds(*families: str) -> st.SearchStrategy[str]:
+    """Kinds of these families (none named: all) that the machine allows; if none, any of its."""
+
+    def of(machine: HiSparseMachine) -> st.SearchStrategy[str]:
+        found = [k for k in machine.kinds if not families or ATLAS[k].family in families]
+        return st.sampled_from(found or list(machine.kinds))
+
+    return st.runner().flatmap(of)
+
+
+fault_steps = st.integers(1, 8)
 
 
 class HiSparseMachine(RuleBasedStateMachine):
@@ -97,6 +105,10 @@ class HiSparseMachine(RuleBasedStateMachine):
         faults = dict.fromkeys(self.kinds, 0.0)
         start = Program(config, "machine", (lag,), faults, disk=DISK if log_on_disk else None)
         self.player = Player(start, type(self).replica)
+
+    @property
+    def asleep(self) -> bool:
+        return self.player.replica.coordinator.is_sleeping
 
     def do(self, verb: str, **arguments: Any) -> bool:
         """An operation, after which everything is checked; a failure is kept."""
@@ -139,8 +151,13 @@ class HiSparseMachine(RuleBasedStateMachine):
         error.add_note(f"again: python -m hisparse fuzz --program {directory / PROGRAM}")
 
     # -- clients ----------------------------------------------------------------------------------
-    @rule(target=requests, stem=st.integers(0, STEMS - 1), shared=tokens, tail=tail_tokens,
-          max_new=answer_tokens)  # fmt: skip
+    @rule(
+        target=requests,
+        stem=st.integers(0, STEMS - 1),
+        shared=tokens,
+        tail=tail_tokens,
+        max_new=answer_tokens,
+    )
     def submit(self, stem: int, shared: int, tail: int, max_new: int) -> str:
         """A new id; its prompt begins with `shared` tokens of a stem, and ends in its own."""
         self.submitted += 1
@@ -174,6 +191,9 @@ class HiSparseMachine(RuleBasedStateMachine):
     # -- the engine -------------------------------------------------------------------------------
     @rule(times=st.integers(1, 10))
     def step(self, times: int) -> None:
+        self.pass_steps(times)
+
+    def pass_steps(self, times: int) -> None:
         for _ in range(times):
             self.do("step")
 
@@ -181,28 +201,42 @@ class HiSparseMachine(RuleBasedStateMachine):
     def preempt(self, request: str) -> None:
         self.do("preempt", request=request)
 
+    @precondition(lambda self: self.player.replica.state.prefix)
     @rule()
     def reset(self) -> None:
         self.do("reset")
 
+    @precondition(lambda self: not self.asleep)
     @rule(level=st.sampled_from([1, 2]))
     def sleep(self, level: int) -> None:
         self.do("sleep", level=level)
 
+    @precondition(lambda self: self.asleep)
     @rule()
     def wake_up(self) -> None:
         self.do("wake_up")
 
     # -- faults -----------------------------------------------------------------------------------
-    @rule(kind=st.runner().flatmap(_kinds))
-    def fault(self, kind: str) -> None:
-        """It strikes at its next opportunity."""
+    @rule(kind=_kinds(), steps=fault_steps)
+    def fault(self, kind: str, steps: int) -> None:
+        """It strikes at its next opportunity. Then so many steps pass."""
         self.do("arm", kind=kind)
+        self.pass_steps(steps)
+
+    @rule(kind=_kinds("acknowledgements"), steps=fault_steps)
+    def spoil_acknowledgements(self, kind: str, steps: int) -> None:
+        """Likewise; rules of their own, so that the search comes to these often."""
+        self.fault(kind, steps)
+
+    @rule(kind=_kinds("copies", "requests"), steps=fault_steps)
+    def spoil_copies(self, kind: str, steps: int) -> None:
+        self.fault(kind, steps)
 
     @rule(rank=st.integers(0, RANKS_MAX - 1), notice_steps=st.sampled_from([0, 1, 4]))
     def crash_rank(self, rank: int, notice_steps: int) -> None:
         self.do("crash_rank", rank=rank, notice_steps=notice_steps)
 
+    @precondition(lambda self: self.player.replica.engine.live)
     @rule()
     def crash_scheduler(self) -> None:
         self.do("crash_scheduler")

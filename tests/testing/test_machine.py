@@ -3,6 +3,9 @@ as short programs that the command line's tools take."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import ClassVar
+
 import pytest
 from click.testing import CliRunner
 from hypothesis import Phase, given, settings
@@ -29,8 +32,21 @@ SEARCH = settings(
     report_multiple_bugs=False,
 )
 
-TestHiSparseMachine = HiSparseMachine.TestCase
-TestHiSparseMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+class Tallied(HiSparseMachine):
+    fired: ClassVar[Counter[str]] = Counter()
+    survived: ClassVar[Counter[str]] = Counter()
+
+    def teardown(self):
+        super().teardown()
+        self.fired.update(self.player.replica.fired)
+        self.survived.update(self.player.replica.sometimes)
+
+
+def test_faults_strike_are_survived_and_nothing_is_violated():
+    run_state_machine_as_test(Tallied, settings=settings(max_examples=60, stateful_step_count=30))
+    assert len(Tallied.fired) >= 12, Tallied.fired
+    assert Tallied.survived.total() == Tallied.fired.total()
 
 
 def steps_of(error):
