@@ -57,7 +57,10 @@ def test_the_documented_example_finds_the_broken_policy(project, name):
     assert hisparse("replay", kept[1], "--at", kept[2]).returncode == 0
     again = hisparse("fuzz", "--program", f"{kept[1]}/program.json")
     assert again.returncode == 1 and "policy Halves" in again.stderr
-    # With the documented repair nothing is found any more.
+
+
+def test_with_the_documented_repair_nothing_is_found(project):
+    (project.path / "test_policies.py").write_text(documented("test_policies.py"))
     broken = documented("policies.py")
     repair = "min(view.resident[row] // 2, view.excess[row])"
     assert f"`{repair}` repairs it" in DOCS
@@ -65,7 +68,7 @@ def test_the_documented_example_finds_the_broken_policy(project, name):
     assert broken != repaired
     (project.path / "policies.py").write_text(repaired)
     few = ("--hisparse-seeds", "0..6", "--hisparse-steps", "60")
-    project.run_tests(*few, name).assert_outcomes(passed=1)
+    project.run_tests(*few).assert_outcomes(passed=1)
 
 
 def test_a_failure_shows_seed_witness_and_how_to_see_it_again(project):
