@@ -16,6 +16,7 @@ from hisparse.cli.check import check
 from hisparse.cli.completion import completion
 from hisparse.cli.diff import diff
 from hisparse.cli.errors import OneLineGroup
+from hisparse.cli.explore import explore
 from hisparse.cli.export import export
 from hisparse.cli.fuzz import fuzz
 from hisparse.cli.log import log
@@ -39,7 +40,7 @@ def cli(no_pager: bool) -> None:
 
 for command in (
     *(run, log, replay, check, why, diff, what_if, trace, bench, export, shrink),
-    *(fuzz, completion),
+    *(fuzz, explore, completion),
 ):
     cli.add_command(command)
 

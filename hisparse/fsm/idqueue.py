@@ -33,6 +33,13 @@ class IdQueue:
     def __len__(self) -> int:
         return self.count
 
+    def copy(self) -> IdQueue:
+        """Another queue of the same ids in the same order."""
+        made = object.__new__(IdQueue)
+        made._line, made._place = self._line.copy(), self._place.copy()
+        made._head, made._tail, made.count = self._head, self._tail, self.count
+        return made
+
     def __contains__(self, ident: int) -> bool:
         return bool(self._place[ident])
 

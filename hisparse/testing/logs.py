@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Protocol
 
-from hisparse.config import LogConfig
+from hisparse.config import HiSparseConfig, LogConfig
 from hisparse.errors import ConfigError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_history import STREAM
 from hisparse.fsm.log_open import open_log
 from hisparse.testing.program import to_json
@@ -33,7 +35,17 @@ def keep_again(result: SimulationResult, directory: Path) -> None:
     keep(result, directory)
 
 
-def write_log(result: SimulationResult, directory: Path) -> None:
+class Logged(Protocol):
+    """A run that is over, with the log of its scheduler."""
+
+    @property
+    def config(self) -> HiSparseConfig | None: ...
+
+    @property
+    def log(self) -> EventLog | None: ...
+
+
+def write_log(result: Logged, directory: Path) -> None:
     """Write it below `directory`. Raises ConfigError where a log lies there already."""
     assert result.config is not None and result.log is not None
     if any(directory.glob("*/*.seg")):

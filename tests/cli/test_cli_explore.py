@@ -1,0 +1,34 @@
+"""`hisparse explore`: exit codes, the keys of its JSON, the log of what it found."""
+
+from __future__ import annotations
+
+import json
+
+from cli_case import call, error_of
+from mutants import MUTANTS
+
+KEYS = {"states", "unique", "depth", "seconds", "violations"}
+SMALL = ("explore", "--requests", "1", "--ranks", "1")
+
+
+def test_a_world_that_holds_exits_0_and_reports_by_the_documented_keys():
+    result = call(*SMALL, "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and set(report) >= KEYS
+    assert report["complete"] and report["violations"] == [] and report["unique"] == 1643
+
+
+def test_a_violation_exits_1_with_its_path_and_a_log_that_check_reads(tmp_path):
+    fault, (invariant,) = MUTANTS["reuse_an_epoch"]
+    with fault():
+        result = call(*SMALL, "--keep-log", tmp_path / "log", "--json")
+    (found,) = json.loads(result.stdout)["violations"]
+    assert result.exit_code == 1 and found["invariant"] == invariant
+    assert found["moves"][0] == "q0 arrives" and "RequestArrived" in found["events"][0]
+    checked = call("check", tmp_path / "log", "--json")
+    assert checked.exit_code == 1 and invariant in checked.stdout
+
+
+def test_a_world_that_holds_no_request_exits_2_with_a_size_that_would_do():
+    result = call("explore", "--pages", "2")
+    assert result.exit_code == 2 and "use at least 5" in error_of(result)
