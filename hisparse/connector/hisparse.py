@@ -132,7 +132,8 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         """Go on, in a new process, with workers that are still there, by (worker epoch, seq of its
         cursor) of each rank (-1: it is gone, but that epoch is known). Commands begin where they
         are. Lost are ranks that are not named, of another epoch, behind others, beyond the end of
-        the log, or that have not begun a step whose rows the log has accepted. Returns which.
+        the log, that joined in an end of the log which it lost, or that have not begun a step whose
+        rows the log has accepted. Returns which.
 
         Raises UsageError once a command was built.
         """
@@ -144,7 +145,9 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         there = {
             rank: to_seq
             for rank, (epoch, to_seq) in workers.items()
-            if epoch == state.worker_epoch[rank] and coordinator.accepted_seq <= to_seq <= end
+            if epoch == state.worker_epoch[rank]
+            and coordinator.accepted_seq <= to_seq <= end
+            and not state.lost >> rank & 1
         }
         position = max(there.values(), default=end)
         cursor.close()

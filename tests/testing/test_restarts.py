@@ -222,6 +222,22 @@ def test_a_rank_beyond_the_end_of_the_log_is_lost():
     world.settle()
 
 
+def test_a_rank_that_joined_in_an_end_that_the_log_lost_is_lost_again():
+    """Its epoch is the one that the log gave out and its cursor is where the log ends; what it has
+    said since is not to be taken for the next one's."""
+    world = replica()
+    stepped(world, 3)
+    world.connector.lose_rank(1)
+    kept = MemoryLog(None)
+    for _, event in world.log.since(0, world.state.seq):
+        kept.append(event)
+    kept.commit()
+    world.open(HiSparseCoordinator.recover(world.config, kept))
+    given_out, end = world.state.worker_epoch[1], world.coordinator.recovered_seq
+    assert 1 in world.connector.attach({1: (given_out, end)})
+    assert world.state.worker_epoch[1] == given_out + 1, "an epoch names one worker"
+
+
 def test_a_rank_that_has_not_begun_an_accepted_step_is_lost():
     """Its rows were never written there, however well it would continue the log."""
     world = replica(ranks=1)
