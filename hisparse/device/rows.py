@@ -16,6 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class StepRows:
@@ -30,3 +33,14 @@ class StepRows:
     so that a captured graph can read them, and each request has exactly `span` adjacent tokens of
     which the last may be padding, if it selects nothing: n is a multiple of it. Only a backend
     with graphs takes these."""
+
+
+def ordinals(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """For each row of integers ``[n]``, how many rows of its request come before it."""
+    order = np.argsort(rows, kind="stable")
+    ranked = rows[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    counts = np.diff(np.r_[starts, ranked.size])
+    made = np.empty(rows.size, dtype=np.int64)
+    made[order] = np.arange(rows.size) - np.repeat(starts, counts)
+    return made

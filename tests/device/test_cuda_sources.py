@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hisparse.device.cuda.copies import _PAGES
-from hisparse.device.cuda.kernels import OPTIONS, ResolveSizes, require_cupy, source
+from hisparse.device.cuda.kernels import ResolveSizes, require_cupy, source
 from hisparse.device.cuda.resolver import _ARGUMENTS
 from hisparse.errors import ConfigError, DeviceError
 
@@ -75,33 +75,19 @@ def test_without_cupy_or_a_gpu_the_error_says_what_to_install():
         require_cupy()
 
 
-def test_the_list_of_pages_is_laid_out_as_the_kernel_reads_it(tmp_path):
+@pytest.mark.parametrize(
+    ("struct", "file", "layout"),
+    [("Pages", "copy.cu", _PAGES), ("Resolve", "resolve.cu", _ARGUMENTS)],
+)
+def test_parameters_are_laid_out_as_the_kernel_reads_them(struct, file, layout, tmp_path):
     offsets = "\n".join(
-        f'static_assert(offsetof(Pages, {name}) == {_PAGES.fields[name][1]}, "{name}");'
-        for name in _PAGES.names
+        f'static_assert(offsetof({struct}, {name}) == {layout.fields[name][1]}, "{name}");'
+        for name in layout.names
     )
     probe = tmp_path / "probe.cu"
     probe.write_text(
-        "#include <cstddef>\n" + source("copy.cu") + f"\n{offsets}\n"
-        f'static_assert(sizeof(Pages) == {_PAGES.itemsize}, "size");\n'
-    )
-    done = subprocess.run(
-        [nvcc(), *OPTIONS, "-arch=sm_90", "-cubin", str(probe), "-o", str(tmp_path / "o")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_resolves_parameters_are_laid_out_as_the_kernel_reads_them(tmp_path):
-    offsets = "\n".join(
-        f'static_assert(offsetof(Resolve, {name}) == {_ARGUMENTS.fields[name][1]}, "{name}");'
-        for name in _ARGUMENTS.names
-    )
-    probe = tmp_path / "probe.cu"
-    probe.write_text(
-        "#include <cstddef>\n" + source("resolve.cu") + f"\n{offsets}\n"
-        f'static_assert(sizeof(Resolve) == {_ARGUMENTS.itemsize}, "size");\n'
+        f"#include <cstddef>\n{source(file)}\n{offsets}\n"
+        f'static_assert(sizeof({struct}) == {layout.itemsize}, "size");\n'
     )
     options = (*SIZES["odd"].options(), "-arch=sm_90", "-cubin")
     done = subprocess.run(

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from hisparse.device.layout import Geometry
 from hisparse.device.plan import I64, Bools, Plan, Wave
 from hisparse.device.rows import StepRows
+from hisparse.device.rows import ordinals as ordinals_of
 from hisparse.device.tables import DeviceTables
 from hisparse.errors import InvariantViolation
 from hisparse.fsm.wire import Table
@@ -149,7 +150,7 @@ class CpuResolver:
         self, requests: I64, spots: I64, need: Bools, first: Bools | None, physical: I64, step: int
     ) -> tuple[Wave, ...]:
         """Fill `physical` where `need`; returns the waves. Changes hot state."""
-        ordinals = _ordinals(requests)
+        ordinals = ordinals_of(requests)
         base, width = self._mark + 1, self.geometry.wave_rows
         self._mark += 1 + int(ordinals.max()) // width
         slots = self.hot_map[requests[:, None], spots]
@@ -261,17 +262,6 @@ def _first_mask(spots: I64, valid: Bools | None) -> Bools | None:
     first = np.empty_like(fresh)
     np.put_along_axis(first, order, fresh, axis=1)
     return first
-
-
-def _ordinals(requests: I64) -> I64:
-    """For each row, how many rows of its request come before it."""
-    order = np.argsort(requests, kind="stable")
-    ranked = requests[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    counts = np.diff(np.r_[starts, ranked.size])
-    ordinals = np.empty(ranked.size, dtype=np.int64)
-    ordinals[order] = np.arange(ranked.size) - np.repeat(starts, counts)
-    return ordinals
 
 
 def _group_waves(

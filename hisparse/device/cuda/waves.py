@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hisparse.device.rows import ordinals as ordinals_of
+
 I32 = npt.NDArray[np.int32]
 
 
@@ -40,7 +42,7 @@ def lay_out(
         width: most rows of a request in a wave.
     """
     real = rows >= 0
-    ordinals = _ordinals(rows)
+    ordinals = ordinals_of(rows)
     deepest = int(ordinals[real].max(initial=-1)) + 1
     waves_in = real if deepest <= width else real & backed[rows]
     made = []
@@ -58,14 +60,3 @@ def _lines(rows: I32, ordinals: npt.NDArray[np.int64], tokens: npt.NDArray[np.in
     lines[0, : len(requests) * span] = np.repeat(requests, span)
     lines[1, at * span + ordinals] = tokens
     return WaveLines(span, lines[0], lines[1])
-
-
-def _ordinals(rows: I32) -> npt.NDArray[np.int64]:
-    """How many tokens of the same request come before each."""
-    order = np.argsort(rows, kind="stable")
-    ranked = rows[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    counts = np.diff(np.r_[starts, ranked.size])
-    made = np.empty(rows.size, dtype=np.int64)
-    made[order] = np.arange(rows.size) - np.repeat(starts, counts)
-    return made
