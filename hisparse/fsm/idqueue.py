@@ -6,6 +6,8 @@ from the middle is one store, and the head skips what was removed.
 
     line   | dead | live | dead | live | live |      |
              ^ head                            ^ tail
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
 """
 
 from __future__ import annotations

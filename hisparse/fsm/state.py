@@ -8,6 +8,8 @@ of state and an epoch a block); requests and transfers, of which there are few, 
     epoch             raised at every `reserved`    raised at every `reserved`
     refs              table entries that name it    table entries and reservations that name it
     partner           host page with its content    GPU block with its content
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
 """
 
 from __future__ import annotations

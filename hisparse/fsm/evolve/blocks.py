@@ -1,4 +1,7 @@
-"""evolve: leases of GPU blocks, and the tables that name them."""
+"""evolve: leases of GPU blocks, and the tables that name them.
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""evolve: host pages, the prefix index, and transfers between the tiers."""
+"""evolve: host pages, the prefix index, and transfers between the tiers.
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""evolve: worker ranks that are lost, and those that join."""
+"""evolve: worker ranks that are lost, and those that join.
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
+"""
 
 from __future__ import annotations
 

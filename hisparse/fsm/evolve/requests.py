@@ -1,4 +1,7 @@
-"""evolve: inputs, and the life of requests."""
+"""evolve: inputs, and the life of requests.
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
+"""
 
 from __future__ import annotations
 

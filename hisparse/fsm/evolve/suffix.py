@@ -1,4 +1,7 @@
-"""evolve: the CPU tier of indexer pages, and the copies between it and the index blocks."""
+"""evolve: the CPU tier of indexer pages, and the copies between it and the index blocks.
+
+PYTEST_DONT_REWRITE (what an assertion says is part of a fault's signature, see `fsm.reduce`)
+"""
 
 from __future__ import annotations
 
