@@ -26,6 +26,7 @@ FLOORS = {
     "kv": 2,
     "device": 2,
     "connector": 3,
+    "backend": 4,
     "engine": 4,
     "integrations": 4,
     "testing": TOP,

@@ -8,7 +8,7 @@ its worker role it hands commands to the HiSparseWorker and acknowledgements bac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from hisparse.connector.base import (
     Rewound,
     SupportsHMA,
 )
-from hisparse.errors import UsageError
+from hisparse.errors import ProtocolError, UsageError
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.project import project
 from hisparse.fsm.wire import Acknowledgements, SparseKVOffloadCommand
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 _COMMANDS = msgspec.msgpack.Decoder(SparseKVOffloadCommand)
 _ACKS = msgspec.msgpack.Decoder(tuple[Acknowledgements, ...])
+
+T = TypeVar("T")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{len(data)} bytes are no message of {what} ({error})") from error
 
 
 class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
@@ -107,7 +116,8 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         coordinator = self.coordinator
         if output.kv_connector_worker_meta is None:
             return
-        for acks in _ACKS.decode(output.kv_connector_worker_meta):
+        what = "acknowledgements: pass what get_output made"
+        for acks in _decoded(_ACKS, output.kv_connector_worker_meta, what):
             if coordinator.update_acknowledgements(acks):
                 self.taken += 1
             else:
@@ -173,9 +183,10 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, metadata: bytes | None) -> None:
         worker = self.worker
         if metadata is not None:
-            command = _COMMANDS.decode(metadata)
-            self._step = command.step
+            what = "a command: pass what build_connector_meta made"
+            command = _decoded(_COMMANDS, metadata, what)
             worker.begin_step(command)
+            self._step = command.step
 
     def wait_for_save(self) -> None:
         self.worker.end_step(self._step)

@@ -1,0 +1,303 @@
+"""`HiSparseBackend`: the KV backend of an engine that lives in one process.
+
+Owns one scheduler half, one worker rank, and what passes between them; the halves can also be had
+apart (`SchedulerConnector`, `WorkerConnector`), with a process boundary between them. Per step::
+
+    changes = backend.acknowledge()              who came in, went back, or lost its place
+    plan = backend.plan_step({request: rows})    places for the next rows; fewer under pressure
+    backend.begin_step(plan)
+      write_index, index_keys                    at the leader of each index group
+      write, resolve                             at each layer
+    backend.end_step()
+
+Every call is checked before anything is logged or queued: UsageError and StaleEpoch say the fix,
+and nothing was changed. Not for several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from hisparse.config import HiSparseConfig
+from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
+from hisparse.connector.scheduler import RequestRef, SchedulerConnector, Wanted, usable_config
+from hisparse.connector.worker import WorkerConnector
+from hisparse.device.host_demand import check_node
+from hisparse.device.host_limits import read_limits
+from hisparse.errors import UsageError
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log import EventLog
+from hisparse.fsm.log_open import open_log
+
+if TYPE_CHECKING:
+    from hisparse.device.backend import Device, Sink
+    from hisparse.device.transfers import CopyFault
+    from hisparse.device.worker import HiSparseWorker
+    from hisparse.kv.coordinator import HiSparseCoordinator
+
+DRAIN_STEPS_MAX = 10_000
+
+
+class HiSparseBackend:
+    """Both halves of one replica, for one process.
+
+    Args:
+        config: sizes and policy, as `HiSparseConfig` or nested mappings of its fields.
+        device: a backend, or the name of one: ``cpu``, ``cuda``.
+        log: a directory that the events are written to, or a log (default: ``config.log``).
+        sink: gets the rank's own events (default: the log's directory, if it has one).
+        copy_fault: see `HiSparseWorker`; for tests of what a failing copy costs.
+
+    Raises:
+        ConfigError: field, value and fix; CapacityError where one request, or on a GPU the pinned
+            pools of this node, could not fit.
+        DeviceError: the backend is not there.
+        LogError, UsageError: the log is another's.
+    """
+
+    def __init__(
+        self,
+        config: HiSparseConfig | Mapping[str, Any],
+        *,
+        device: Device | str = "cpu",
+        log: EventLog | Path | str | None = None,
+        sink: Sink | None = None,
+        copy_fault: CopyFault | None = None,
+    ) -> None:
+        config = usable_config(config)
+        if isinstance(log, str | Path):
+            kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
+            config, log = config.model_copy(update={"log": kept}), None
+        self.config = config
+        on_gpu = (device if isinstance(device, str) else device.name) == "cuda"
+        if on_gpu:  # its host pools are pinned: no byte more than there is
+            check_node(config, read_limits())
+        self._plan: StepPlan | None = None
+        self._changes = Changes()  # not told yet
+        self._closed = False
+        with ExitStack() as owned:  # in reverse, what a failure below leaves open
+            self.scheduler = SchedulerConnector(config, log=log)
+            if log is None:
+                owned.callback(self.scheduler.coordinator.log.close)
+            self._rank_log: EventLog | None = None
+            if sink is None and log is None and config.log.mode == "disk":
+                self._rank_log = open_log(
+                    config.log,
+                    Codec(EVENT_TYPES),
+                    stream="rank-0",
+                    config_json=config.model_dump_json(),
+                )
+                owned.callback(self._rank_log.close)
+                sink = self._rank_log.append
+            self.rank = WorkerConnector(config, device=device, sink=sink, copy_fault=copy_fault)
+            self._owned = owned.pop_all()
+
+    # -- parts ------------------------------------------------------------------------------------
+    @property
+    def coordinator(self) -> HiSparseCoordinator:
+        return self.scheduler.coordinator
+
+    @property
+    def worker(self) -> HiSparseWorker:
+        return self.rank.worker
+
+    @property
+    def device(self) -> Device:
+        return self.rank.device
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """Ids of those that wait or live, in order of arrival."""
+        return self.scheduler.requests
+
+    # -- requests: see `SchedulerConnector` -------------------------------------------------------
+    def admit(
+        self, request: str, prompt: Sequence[int] | Any, max_new: int, *, salt: bytes = b""
+    ) -> Admitted | Waiting | Refused:
+        """A request arrives: see `SchedulerConnector.admit`."""
+        self._open("admit")
+        return self.scheduler.admit(request, prompt, max_new, salt=salt)
+
+    def finish(self, request: RequestRef, reason: str = "stop") -> None:
+        """It generated its last token: see `SchedulerConnector.finish`."""
+        self.scheduler.finish(request, reason)
+
+    def abort(self, request: RequestRef, reason: str = "abort") -> None:
+        """End it, whatever it does."""
+        self.scheduler.abort(request, reason)
+
+    def preempt(self, request: RequestRef, reason: str = "preempt") -> None:
+        """Take it off the GPU; `admit` it again, with all of its tokens, to go on."""
+        self.scheduler.preempt(request, reason)
+
+    def confirmed(self, request: RequestRef) -> int:
+        """Leading rows that no failing copy can take back any more."""
+        return self.scheduler.confirmed(request)
+
+    # -- a step -----------------------------------------------------------------------------------
+    def acknowledge(self) -> Changes:
+        """Take in what the rank says by now, admit who waits as far as there is room, and tell what
+        changed. `plan_step` does it too (`StepPlan.changes`)."""
+        self._open("acknowledge")
+        told, self._changes = self._changes, Changes()
+        return told + self.scheduler.acknowledge(self.rank.acknowledgements())
+
+    def plan_step(self, wanted: Mapping[Any, Wanted]) -> StepPlan:
+        """Fix the rows of the next step: see `SchedulerConnector.plan_step`.
+
+        Takes in first what the rank says; a request that this changed gets no row in this step.
+        """
+        self._open("plan_step")
+        asked = self.scheduler.check_wanted(wanted)
+        self._plan = self.scheduler.plan_checked(asked, self.acknowledge())
+        return self._plan
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Queue the plan's copies and table changes; from here on its rows are written and read.
+
+        Raises UsageError for anything but the plan that `plan_step` made last, once.
+        """
+        if self._plan is None:
+            raise UsageError("begin_step: no step is planned: plan_step comes first")
+        if plan is not self._plan:
+            raise UsageError(
+                f"begin_step: this is not the plan of step {self._plan.step}: pass what plan_step "
+                "returned last"
+            )
+        self.rank.begin_step(plan)
+
+    def write(self, layer: int, data: Any) -> None:
+        """New rows of `layer`, uint8 ``[n, row_bytes]``: see `WorkerConnector.write`."""
+        self.rank.write(layer, data)
+
+    def write_index(self, group: int, data: Any) -> None:
+        """New indexer rows of `group`, uint8 ``[n, index_row_bytes]``."""
+        self.rank.write_index(group, data)
+
+    def index_keys(self, group: int, request: str) -> Any:
+        """All indexer rows of a request, uint8 ``[length, index_row_bytes]``, those of this step
+        included: see `WorkerConnector.index_keys`."""
+        return self.rank.index_keys(group, request)
+
+    def resolve(self, layer: int, top_k: Any = None) -> Any:
+        """Rows that attention reads, uint8 ``[n, k, row_bytes]``: see `WorkerConnector.resolve`."""
+        return self.rank.resolve(layer, top_k)
+
+    def end_step(self, accepted: Mapping[Any, int] | None = None) -> None:
+        """The step's rows are computed: all, or of the requests that `accepted` names so many.
+
+        Raises UsageError outside a step, where something was not written or not resolved by a
+        follower, or more is accepted than was granted.
+        """
+        self._begun("end_step")
+        self.scheduler.check_accepted(accepted)
+        self.rank.end_step()
+        self._ended(accepted)
+
+    def abandon_step(self) -> None:
+        """End the step where it is, since the model failed in it: none of its rows count."""
+        self._begun("abandon_step")
+        assert self._plan is not None
+        self.rank.abandon_step()
+        self._ended(dict.fromkeys(self._plan.requests, 0))
+
+    def _begun(self, verb: str) -> None:
+        self._open(verb)
+        if not self.rank.in_step:
+            raise UsageError(f"{verb}: no step has begun: plan_step and begin_step come first")
+
+    def _ended(self, accepted: Mapping[Any, int] | None) -> None:
+        self._plan = None
+        self.scheduler.end_step(accepted)
+        if self._rank_log is not None:
+            self._rank_log.commit()
+
+    def _empty_step(self) -> None:
+        """A step without rows: tells the worker what was decided."""
+        plan = self.plan_step({})
+        self._changes += plan.changes
+        self.begin_step(plan)
+        self.end_step()
+
+    # -- the whole --------------------------------------------------------------------------------
+    def drain(self) -> None:
+        """Step until ended requests have let go of everything. Raises UsageError if one is live."""
+        self._open("drain")
+        for _ in range(DRAIN_STEPS_MAX):
+            self._changes = self.acknowledge()
+            state = self.coordinator.state
+            if not state.requests:
+                return
+            if self.requests:
+                break
+            self._empty_step()
+        held = list(self.coordinator.state.requests)
+        raise UsageError(f"drain: requests {held} do not end: finish or abort them first")
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what prefixes could find, in both tiers; False, with nothing changed, while
+        anybody holds something (`drain` first)."""
+        self._open("reset_prefix_cache")
+        return self.scheduler.reset_cache()
+
+    def sleep(self, level: int = 1) -> bool:
+        """Give the GPU pool's memory up; at level 2 that of the host tiers too. False, with nothing
+        changed, while anybody holds something (`drain` first)."""
+        self._open("sleep")
+        if not self.coordinator.sleep(level):
+            return False
+        self._empty_step()
+        return True
+
+    def wake_up(self) -> None:
+        """Take the memory again; the worker hears of it with the next step."""
+        self._open("wake_up")
+        self.coordinator.wake_up()
+
+    def shutdown(self) -> None:
+        """Abort what has not ended, drain, take in how every copy ended, and free all memory.
+
+        Idempotent. What a device error leaves unfinished keeps its memory, and is raised.
+        """
+        if self._closed:
+            return
+        if self._plan is not None and not self.rank.in_step:
+            self.rank.begin_step(self._plan)
+        if self.rank.in_step:
+            self.abandon_step()
+        for request in self.requests:
+            self.abort(request, "shutdown")
+        self.scheduler.shutdown()
+        self.drain()
+        self.scheduler.update_connector_output(self.rank.shutdown())
+        self.coordinator.log.commit()
+        self._closed = True
+        self._owned.close()
+
+    def __enter__(self) -> HiSparseBackend:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _open(self, verb: str) -> None:
+        if self._closed:
+            raise UsageError(f"{verb}: the backend is shut down: make another one")
+
+    def statistics(self) -> dict[str, Any]:
+        """Of each part, by its name."""
+        return {
+            "coordinator": self.coordinator.statistics(),
+            "worker": {} if self._closed else self.worker.statistics(),
+            "device": self.device.statistics(),
+        }

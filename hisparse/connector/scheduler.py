@@ -1,0 +1,422 @@
+"""`SchedulerConnector`: `HiSparseConnector` in scheduler role, with the verbs of an engine.
+
+Owns the coordinator, and of each request that it admitted the tokens that are known, for the hashes
+of its pages. A request is named by its id, or by what `admit` answered, which names no later one.
+Its steps are planned one at a time::
+
+    admit ─► plan_step ─► plan.to_bytes() ═══════► worker        end_step ─► acknowledge ─► …
+                                                     ╚═════ acknowledgements() ══════╝
+
+Every call is checked before anything of it is logged: what raises UsageError or StaleEpoch changed
+nothing, and the engine may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hisparse.config import HiSparseConfig, check_capacity
+from hisparse.config_check import checked_config
+from hisparse.connector.base import KVConnectorOutput, KVConnectorRole, Rewound
+from hisparse.connector.hisparse import HiSparseConnector
+from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
+from hisparse.errors import ConfigError, StaleEpoch, UsageError
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log import EventLog
+from hisparse.fsm.log_open import open_log
+from hisparse.fsm.state import Key
+from hisparse.kv.admission import never_fits
+from hisparse.kv.coordinator import HiSparseCoordinator
+from hisparse.kv.prefix import PageHasher
+
+SALT_BYTES_MAX = 64
+
+RequestRef = str | Admitted | Waiting
+Wanted = int | Sequence[int]
+
+
+def usable_config(config: HiSparseConfig | Mapping[str, Any]) -> HiSparseConfig:
+    """`config`, checked: a mapping is nested as `HiSparseConfig` is, and gets its blocks packed.
+
+    Raises ConfigError that names field, value and fix; also for a policy without a host tier.
+    """
+    made = check_capacity(config) if isinstance(config, HiSparseConfig) else checked_config(config)
+    if not made.offload:
+        raise ConfigError(
+            f"policy.name={made.policy.name!r} has no host tier, so there is nothing to embed: use "
+            "'hybrid', or another policy that offloads",
+            {"policy.name": "hybrid"},
+        )
+    return made
+
+
+@dataclass
+class _Session:
+    """A request that waits or lives. `tokens` are those known, from position 0 on, with no gap."""
+
+    request: str
+    epoch: int
+    prompt: int
+    hasher: PageHasher
+    tokens: list[int]
+    step_tokens: list[int] = field(default_factory=list)  # told for the step that is planned
+
+    @property
+    def key(self) -> Key:
+        return (self.request, self.epoch)
+
+
+Asked = tuple[_Session, int, list[int]]  # rows that it would compute, and their tokens if told
+
+
+class SchedulerConnector(HiSparseConnector):
+    """The scheduler's half of a replica.
+
+    Args:
+        config: sizes and policy, the same as the workers'.
+        log: where events go (default: what ``config.log`` asks for).
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        LogError, UsageError: the log is another's.
+    """
+
+    def __init__(
+        self, config: HiSparseConfig | Mapping[str, Any], *, log: EventLog | None = None
+    ) -> None:
+        self.config = usable_config(config)
+        if log is None:
+            log = open_log(
+                self.config.log,
+                Codec(EVENT_TYPES),
+                stream="scheduler",
+                config_json=self.config.model_dump_json(),
+            )
+        super().__init__(
+            KVConnectorRole.SCHEDULER, coordinator=HiSparseCoordinator(self.config, log)
+        )
+        self._sessions: dict[str, _Session] = {}
+        self._planned: StepPlan | None = None
+        self._admitted: list[Admitted] = []  # not told yet
+
+    # -- requests ---------------------------------------------------------------------------------
+    def admit(
+        self, request: str, prompt: Sequence[int] | Any, max_new: int, *, salt: bytes = b""
+    ) -> Admitted | Waiting | Refused:
+        """A request arrives, and gets its place if every budget holds it now.
+
+        Args:
+            request: id, not in use by one that waits or lives.
+            prompt: its tokens, integers [n] with n at least 1. All of the tokens that it has, where
+                it was preempted.
+            max_new: most tokens that follow, at least 1.
+            salt: separates prefixes that must not be shared (model, adapter, tenant), at most 64 B.
+
+        Raises UsageError for an id in use, or arguments that make no sense.
+        """
+        tokens = self._check_arrival(request, prompt, max_new, salt)
+        coordinator, state = self.coordinator, self.coordinator.state
+        hasher = PageHasher(self.config.pools.page_size, salt)
+        hashes, total = hasher.extend(b"", tokens), len(tokens) + max_new
+        binding = never_fits(state, len(tokens), total)
+        epoch = coordinator.arrive(request, len(tokens), total, hashes)
+        if binding is not None:
+            return Refused(request, epoch, *binding)
+        self._sessions[request] = _Session(request, epoch, len(tokens), hasher, tokens.tolist())
+        self._admit_waiting()
+        for i, admitted in enumerate(self._admitted):
+            if (admitted.request, admitted.epoch) == (request, epoch):
+                return self._admitted.pop(i)
+        return Waiting(request, epoch, self._waits_for((request, epoch)))
+
+    def finish(self, request: RequestRef, reason: str = "stop") -> None:
+        """It generated its last token; its durable pages outlive it. Raises UsageError unless its
+        whole prompt is computed."""
+        session = self._session(request, "finish")
+        self.coordinator.finish(*session.key, reason)
+        self._forget(session)
+
+    def abort(self, request: RequestRef, reason: str = "abort") -> None:
+        """End it, whatever it does."""
+        session = self._session(request, "abort")
+        self.coordinator.abort(*session.key, reason)
+        self._forget(session)
+
+    def preempt(self, request: RequestRef, reason: str = "preempt") -> None:
+        """Take it off the GPU. It comes back by `admit`, with all of its tokens, and finds by
+        prefix what was durable. Raises UsageError for one that waits."""
+        session = self._session(request, "preempt")
+        self.coordinator.preempt(*session.key, reason)
+        self._forget(session)
+
+    def confirmed(self, request: RequestRef) -> int:
+        """Leading rows that are certain; tokens sampled from later ones are provisional: a copy
+        that fails may take them back (`Changes.rewound`)."""
+        return self.coordinator.confirmed(*self._session(request, "confirmed").key)
+
+    def _forget(self, session: _Session) -> None:
+        """Nobody asks for it any more. Admitted and not told yet, it is not told."""
+        del self._sessions[session.request]
+        self._admitted = [a for a in self._admitted if (a.request, a.epoch) != session.key]
+
+    def _check_arrival(
+        self, request: str, prompt: Sequence[int] | Any, max_new: int, salt: bytes
+    ) -> np.ndarray:
+        if not isinstance(request, str) or not request:
+            raise UsageError(f"admit: request={request!r} must be a string that is not empty")
+        if held := self._sessions.get(request):
+            raise UsageError(
+                f"admit: request {request!r} (epoch {held.epoch}) has not ended: finish, abort or "
+                "preempt it first, or choose another id"
+            )
+        tokens = _tokens(prompt, f"admit({request!r}): prompt")
+        if not len(tokens):
+            raise UsageError(f"admit({request!r}): the prompt is empty: pass at least 1 token")
+        if not isinstance(max_new, int | np.integer) or max_new < 1:
+            raise UsageError(
+                f"admit({request!r}): max_new={max_new!r} must be an int of at least 1"
+            )
+        if not isinstance(salt, bytes) or len(salt) > SALT_BYTES_MAX:
+            raise UsageError(f"admit({request!r}): salt must be at most {SALT_BYTES_MAX} bytes")
+        return tokens
+
+    def _session(self, ref: RequestRef, verb: str) -> _Session:
+        """Who `ref` names. Raises UsageError, or StaleEpoch where its id is another's by now."""
+        request = ref if isinstance(ref, str) else getattr(ref, "request", None)
+        session = self._sessions.get(request) if isinstance(request, str) else None
+        if session is None:
+            raise UsageError(
+                f"{verb}: request {request!r} is not here: it was never admitted, or has ended; "
+                f"those here are {list(self._sessions)}"
+            )
+        if not isinstance(ref, str) and ref.epoch != session.epoch:
+            raise StaleEpoch(
+                f"{verb}: request {request!r} of epoch {ref.epoch} has ended, epoch "
+                f"{session.epoch} has its id: pass what its own admit() answered"
+            )
+        return session
+
+    def _waits_for(self, key: Key) -> str:
+        state = self.coordinator.state
+        if state.asleep or state.lost:
+            return "memory" if state.asleep else "rank"
+        return state.requests[key].deferred or "queue"
+
+    def _admit_waiting(self) -> None:
+        state = self.coordinator.state
+        for key in self.coordinator.admit_waiting():
+            row = state.requests[key].row
+            self._admitted.append(Admitted(*key, row, int(state.rows.computed[row])))
+
+    # -- a step -----------------------------------------------------------------------------------
+    def plan_step(self, wanted: Mapping[Any, Wanted]) -> StepPlan:
+        """Fix the rows of the next step, and make its command.
+
+        Args:
+            wanted: by request (id, or what `admit` answered), the rows that it would compute next:
+                how many, or their tokens. Tokens beyond the prompt that are told here are what
+                others can find by prefix later; those of rows that are only counted are not.
+                Order is the order of service, and that of the tokens in the step. May be empty: a
+                step without rows lets copies and ends of requests go on.
+
+        Returns:
+            The plan; under pressure it grants fewer rows than wanted, or none.
+
+        Raises UsageError, StaleEpoch: a request that is not here or waits, a step that has not
+        ended, rows beyond ``max_new`` or ``schedule.step_rows``, tokens that are not the prompt's.
+        """
+        return self.plan_checked(self.check_wanted(wanted), Changes())
+
+    def check_wanted(self, wanted: Mapping[Any, Wanted]) -> list[Asked]:
+        """The first half of `plan_step`, which changes nothing and raises its errors."""
+        if self._planned is not None:
+            raise UsageError(
+                f"plan_step: step {self._planned.step} is planned: end_step comes before the next"
+            )
+        asked = [self._check_one(ref, want) for ref, want in wanted.items()]
+        if len({session.request for session, _, _ in asked}) < len(asked):
+            names = [session.request for session, _, _ in asked]
+            raise UsageError(f"plan_step: {names} names a request twice: name each once")
+        total, most = sum(n for _, n, _ in asked), self.config.schedule.step_rows
+        if total > most:
+            raise UsageError(
+                f"plan_step: {total} rows are wanted, schedule.step_rows is {most}: want fewer, or "
+                "raise it"
+            )
+        return asked
+
+    def _check_one(self, ref: RequestRef, want: Wanted) -> Asked:
+        session = self._session(ref, "plan_step")
+        name, state = session.request, self.coordinator.state
+        row = state.requests[session.key].row
+        if row < 0:
+            raise UsageError(
+                f"plan_step: request {name!r} waits for {self._waits_for(session.key)}: leave it "
+                "out until Changes.admitted names it"
+            )
+        told: list[int] = []
+        if not isinstance(want, int | np.integer):
+            told = _tokens(want, f"plan_step: tokens of {name!r}").tolist()
+            want = len(told)
+        computed, limit = int(state.rows.computed[row]), int(state.rows.limit[row])
+        if not 1 <= want <= limit - computed:
+            raise UsageError(
+                f"plan_step: request {name!r} wants {want} rows: it has computed {computed} and "
+                f"was admitted for {limit}, so 1..{limit - computed} would do"
+            )
+        known = session.tokens[computed : computed + len(told)]
+        if told[: len(known)] != known:
+            raise UsageError(
+                f"plan_step: request {name!r}: tokens {told[:8]} from position {computed} on are "
+                f"not those that it has there, {known[:8]}: pass the next ones, or their number"
+            )
+        return session, int(want), told
+
+    def plan_checked(self, asked: Iterable[Asked], changes: Changes) -> StepPlan:
+        """The second half; a request that `changes`, told since, names gets no row."""
+        moved = {r.request for r in changes.rewound} | {*changes.preempted, *changes.failed}
+        asked = [one for one in asked if one[0].request not in moved]
+        coordinator, state = self.coordinator, self.coordinator.state
+        rows = [state.requests[session.key].row for session, _, _ in asked]
+        granted = coordinator.grow(rows, [n for _, n, _ in asked])
+        given = [one for one in zip(asked, rows, granted, strict=True) if one[2]]
+        counts = [n for _, _, n in given]
+        rows = [row for _, row, _ in given]
+        starts = [int(state.rows.computed[row]) for row in rows]
+        step = coordinator.plan_step(rows, counts)
+        for (session, _, told), _, n in given:
+            session.step_tokens = told[:n]
+        command = self.build_connector_meta()
+        assert command is not None, "usable_config refuses what makes no command"
+        self._planned = StepPlan(
+            step,
+            tuple(session.request for (session, _, _), _, _ in given),
+            tuple(rows),
+            tuple(starts),
+            tuple(counts),
+            command,
+            changes,
+        )
+        return self._planned
+
+    def end_step(self, accepted: Mapping[Any, int] | None = None) -> None:
+        """The planned step's rows are computed: all of them, or of those requests that `accepted`
+        names its first ones (drafts that were rejected: the rest).
+
+        Raises UsageError: no step is planned, more than was granted, or a request not in it.
+        """
+        plan, counts = self.check_accepted(accepted)
+        self._accept(plan, counts)
+
+    def check_accepted(self, accepted: Mapping[Any, int] | None) -> tuple[StepPlan, list[int]]:
+        """What `end_step` does first, which changes nothing and raises its errors."""
+        plan = self._planned
+        if plan is None:
+            raise UsageError("end_step: no step is planned: plan_step comes first")
+        counts = dict(zip(plan.requests, plan.counts, strict=True))
+        for ref, n in (accepted or {}).items():
+            name = ref if isinstance(ref, str) else ref.request
+            if name not in counts:
+                raise UsageError(
+                    f"end_step: request {name!r} has no row in step {plan.step}: it has those of "
+                    f"{list(plan.requests)}"
+                )
+            if not isinstance(n, int | np.integer) or not 0 <= n <= plan.granted[name]:
+                raise UsageError(
+                    f"end_step: request {name!r} accepts {n!r} rows of the {plan.granted[name]} "
+                    f"granted: use 0..{plan.granted[name]}"
+                )
+            counts[name] = int(n)
+        return plan, list(counts.values())
+
+    def _accept(self, plan: StepPlan, counts: list[int]) -> None:
+        self._planned = None
+        hashes: list[tuple[int, bytes]] = []
+        for name, row, start, n in zip(
+            plan.requests, plan.request_rows, plan.first_positions, counts, strict=True
+        ):
+            session = self._sessions.get(name)
+            request = None if session is None else self.coordinator.state.by_row[row]
+            if session is None or request is None or request.key != session.key:
+                continue  # it ended since, and its row may be another's
+            hashes += [(row, h) for h in self._learn(session, row, start, n)]
+        if plan.requests:
+            self.coordinator.rows_computed(plan.step, plan.request_rows, counts, hashes)
+
+    def _learn(self, session: _Session, row: int, start: int, accepted: int) -> list[bytes]:
+        """Take the accepted rows' tokens over; hashes of the pages that they complete."""
+        told, known = session.step_tokens[:accepted], session.tokens
+        session.step_tokens = []
+        if start <= len(known) < start + len(told):
+            known += told[len(known) - start :]
+        size = session.hasher.page_size
+        made = self.coordinator.state.request_of(row).hashes
+        whole = min(start + accepted, len(known)) // size
+        if whole <= len(made):
+            return []
+        parent = made[-1] if made else b""
+        return session.hasher.extend(parent, known[len(made) * size : whole * size])
+
+    # -- what the workers say ---------------------------------------------------------------------
+    def acknowledge(self, acknowledgements: bytes = b"") -> Changes:
+        """Take in what a worker says (`WorkerConnector.acknowledgements`), admit who waits as far
+        as there is room now, and tell what changed.
+
+        Raises ProtocolError, with nothing changed, for bytes that no worker made, or a gap.
+        """
+        if acknowledgements:
+            self.update_connector_output(KVConnectorOutput(acknowledgements))
+        rewound = [self._rewind(told) for told in self.take_rewound()]
+        preempted = [s for key in self.coordinator.take_preempted() if (s := self._held(key))]
+        for session in preempted:
+            self._forget(session)
+        requests, waiting = self.coordinator.state.requests, self.coordinator.state.waiting
+        failed = [
+            session
+            for session in self._sessions.values()
+            if (held := requests.get(session.key)) is None
+            or not (held.live or session.key in waiting)
+        ]
+        for session in failed:
+            self._forget(session)
+        self._admit_waiting()
+        admitted, self._admitted = self._admitted, []
+        return Changes(
+            tuple(admitted),
+            tuple(told for told in rewound if told is not None),
+            tuple(session.request for session in preempted),
+            tuple(session.request for session in failed),
+        )
+
+    def _held(self, key: Key) -> _Session | None:
+        """The session of exactly this request, if its engine has not ended it."""
+        session = self._sessions.get(key[0])
+        return session if session is not None and session.epoch == key[1] else None
+
+    def _rewind(self, told: Rewound) -> Rewound | None:
+        session = self._held((told.request, told.epoch))
+        if session is None or session.key not in self.coordinator.state.requests:
+            return None
+        del session.tokens[max(session.prompt, told.rows_certain + 1) :]
+        return told
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """Ids of those that wait or live, in order of arrival."""
+        return tuple(self._sessions)
+
+
+def _tokens(values: Any, what: str) -> np.ndarray:
+    """int64 [n]. Raises UsageError, beginning with `what`."""
+    try:
+        made = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{what} must be integers [n]: {error}") from error
+    if made.ndim != 1 or not (made.size == 0 or np.issubdtype(made.dtype, np.integer)):
+        raise UsageError(f"{what} is {made.dtype}{list(made.shape)}, must be integers [n]")
+    return made.astype(np.int64)

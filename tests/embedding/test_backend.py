@@ -1,0 +1,114 @@
+"""`HiSparseBackend`: what an engine writes is what it reads, wherever the rows are meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+from embedding_rig import Engine, opened
+
+from hisparse.connector.plan import Admitted, Refused, Waiting
+
+PROMPT = list(range(100, 130))
+
+
+def test_rows_that_left_the_gpu_are_read_as_they_were_written():
+    with opened() as backend:
+        engine = Engine(backend)
+        assert isinstance(engine.admit("a", PROMPT, 20), Admitted)
+        assert isinstance(engine.admit("b", PROMPT[::-1], 20), Admitted)
+        engine.prefill("a")
+        engine.prefill("b")
+        for _ in range(20):
+            engine.decode("a", "b")
+        assert backend.worker.statistics()["host_rows"] > 0 and engine.rows_read > 500
+        backend.finish("a")
+        backend.finish("b")
+        backend.drain()
+        assert not backend.coordinator.checker.violations
+    assert backend.device.statistics()["allocated_bytes"] == 0
+
+
+def test_a_prompt_that_was_computed_before_is_not_computed_again():
+    with opened(gpu_blocks=40) as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        engine.prefill("a")
+        for _ in range(9):
+            engine.decode("a")
+        backend.finish("a")
+        backend.drain()
+        said = engine.tokens["a"]
+        again = engine.admit("b", [*said, 7, 7], 10)  # the next turn of a conversation
+        assert again.cached_rows == len(said) // 4 * 4
+        other = engine.admit("c", said, 10, salt=b"another adapter")
+        assert other.cached_rows == 0
+        engine.step({"b": len(said) + 2 - again.cached_rows})
+        backend.abort("b")
+        backend.abort("c")
+
+
+def test_who_does_not_fit_waits_and_is_told_of_later():
+    with opened(gpu_blocks=12) as backend:
+        engine = Engine(backend)
+        first = engine.admit("a", PROMPT, 30)
+        second = engine.admit("b", PROMPT[::-1], 30)
+        third = engine.admit("c", PROMPT[::-1], 30)
+        assert isinstance(first, Admitted)
+        assert isinstance(second, Waiting) and second.resource == "gpu_blocks"
+        assert isinstance(third, Waiting) and third.resource == "queue"
+        assert backend.admit("d", PROMPT, 1000) == Refused("d", 4, "max_model_len", 1030, 64)
+        assert backend.requests == ("a", "b", "c")
+        backend.abort("a")
+        told = []
+        while not told:
+            told = list(engine.step({}).changes.admitted) + list(backend.acknowledge().admitted)
+        assert [one.request for one in told] == ["b"]
+        engine.prefill("b")
+
+
+def test_a_preempted_request_comes_back_and_finds_what_was_durable():
+    with opened() as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        engine.prefill("a")
+        engine.decode("a")
+        backend.preempt("a")
+        backend.drain()
+        back = engine.admit("a", engine.tokens["a"], 19)
+        assert back.cached_rows > 0 and back.epoch == 2
+        engine.step({"a": len(PROMPT) + 1 - back.cached_rows})
+        engine.decode("a")
+
+
+def test_rejected_drafts_leave_no_trace():
+    with opened(schedule={"lookahead_rows": 3}) as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        engine.prefill("a")
+        for kept in (1, 3, 0, 2):
+            said = list(engine.tokens["a"])
+            engine.tokens["a"] += [1, 2, 3]
+            plan = backend.plan_step({"a": [1, 2, 3]})
+            backend.begin_step(plan)
+            engine.compute(plan)
+            backend.end_step({"a": kept})
+            engine.tokens["a"] = said + [1, 2, 3][:kept]
+        assert backend.coordinator.state.rows.computed[0] == len(PROMPT) + 6
+        engine.decode("a")
+
+
+def test_a_step_that_the_model_failed_in_is_abandoned_and_computed_again():
+    with opened() as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        engine.prefill("a")
+        for _ in range(12):
+            engine.decode("a")
+        wanted = {"a": 1}
+        plan = backend.plan_step(wanted)
+        backend.begin_step(plan)
+        backend.write_index(0, np.zeros((1, 8), np.uint8))
+        backend.write(0, np.zeros((1, 32), np.uint8))
+        backend.resolve(0, engine.select(plan))  # its follower, layer 1, never does
+        backend.abandon_step()
+        for _ in range(4):
+            engine.decode("a")
