@@ -28,7 +28,7 @@ from hisparse.connector.scheduler import RequestRef, SchedulerConnector, Wanted,
 from hisparse.connector.worker import WorkerConnector
 from hisparse.device.host_demand import check_node
 from hisparse.device.host_limits import read_limits
-from hisparse.errors import UsageError
+from hisparse.errors import ConfigError, UsageError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log import EventLog
@@ -70,6 +70,12 @@ class HiSparseBackend:
         copy_fault: CopyFault | None = None,
     ) -> None:
         config = usable_config(config)
+        if config.ranks != 1:
+            raise ConfigError(
+                f"ranks={config.ranks}: HiSparseBackend is a replica of one rank, so ranks must be "
+                "1; several have a WorkerConnector each, and one SchedulerConnector",
+                {"ranks": 1},
+            )
         if isinstance(log, str | Path):
             kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
             config, log = config.model_copy(update={"log": kept}), None
@@ -233,7 +239,7 @@ class HiSparseBackend:
             state = self.coordinator.state
             if not state.requests:
                 return
-            if self.requests:
+            if state.waiting or state.rows.live.any():
                 break
             self._empty_step()
         held = list(self.coordinator.state.requests)

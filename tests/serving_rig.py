@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hisparse.backend import HiSparseBackend
 from hisparse.config import (
     GIB,
     HiSparseConfig,
@@ -16,7 +17,6 @@ from hisparse.device.cpu.streams import SimDevice
 from hisparse.engine.builtin import EOS
 from hisparse.engine.fixed import FixedDecode
 from hisparse.engine.graph import GraphCapture
-from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.runner import TieredRunner
 from hisparse.engine.tiered import TieredCache
@@ -62,7 +62,7 @@ def serve(
         checks="on",
     )
     device = device or SimDevice(seed=1, lag=0.5)
-    replica = LocalReplica(check_capacity(config), device=device, log=MemoryLog(None))
+    replica = HiSparseBackend(check_capacity(config), device=device, log=MemoryLog(None))
     if device.name == "cuda":
         OPEN.append(replica)
     live = LiveChecks(replica.coordinator, replica.worker)

@@ -7,11 +7,13 @@ resolves what its indexer selected::
     begin_step(plan) ─► for each layer: write, then resolve ─► end_step ─► acknowledgements()
                         for each index group, at its leader: write_index, index_keys, top-k
 
-Arrays come and go in the kind that the engine uses: torch for torch, numpy for numpy. On a GPU,
-what lies there is queued on the worker's compute stream, which is torch's current stream between
-`begin_step` and `end_step`; nothing waits for it. Every call is checked before it queues anything:
-what raises UsageError changed nothing. (Positions that lie on a GPU are not looked at: there the
-device tells of a wrong one, with ``checks="on"``, by the end of a later step.)
+Arrays come back in the kind in which they were given: torch for torch, numpy for numpy. On a GPU,
+numpy is uploaded, and what comes back is torch, there; all work is queued on the worker's compute
+stream, which is torch's current stream between `begin_step` and `end_step`, and nothing waits.
+
+Every call is checked before it queues anything: what raises UsageError changed nothing. (Positions
+that lie on a GPU are not looked at: there the device tells of a wrong one, with ``checks="on"``, by
+the end of a later step.)
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class WorkerConnector(HiSparseConnector):
         self._plan: StepPlan | None = None
         self._written: set[int] = set()  # layers, in this step
         self._indexed: set[int] = set()  # index groups
-        self._tensors = False  # the engine speaks torch
+        self._tensors = self.device.name != "cpu"  # what the engine gets back
         self._stream = ExitStack()  # torch's current stream, while a step lasts
 
     # -- a step -----------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ class WorkerConnector(HiSparseConnector):
 
         taken = given(self.device, array, what)
         check_array(taken, what, dtypes, shape)
-        self._tensors = is_tensor(array)
+        self._tensors = is_tensor(array) or self.device.name != "cpu"
         return taken
 
     def _answer(self, array: Any) -> Any:

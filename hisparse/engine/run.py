@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hisparse.backend import HiSparseBackend
 from hisparse.config import HiSparseConfig, ceil_div
 from hisparse.config_check import checked_config
 from hisparse.config_packing import packed
@@ -22,7 +23,6 @@ from hisparse.device.cuda.kernels import ResolveSizes
 from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.fixed import FixedDecode, refuse_unfit
 from hisparse.engine.graph import GraphCapture
-from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
 from hisparse.engine.reference import ReferenceResult, reference_decode_many
@@ -172,7 +172,7 @@ class Job:
         verify, log_mode = self.config.verify, self.hisparse.log.mode
         rank_log = self._open_log("rank-0") if log_mode == "disk" else None
         sink = rank_log.append if rank_log is not None else None
-        replica = LocalReplica(self.hisparse, log=log, device=self.device, sink=sink)
+        replica = HiSparseBackend(self.hisparse, log=log, device=self.device, sink=sink)
         coordinator, worker = replica.coordinator, replica.worker
         oracle, live = ContentOracle(expected), LiveChecks(coordinator, worker)
         selections = self._recorder(replica)
@@ -225,7 +225,7 @@ class Job:
         return report
 
     def _runner(
-        self, replica: LocalReplica, on_begin: Callable[[], None] | None, watch: StepWatch | None
+        self, replica: HiSparseBackend, on_begin: Callable[[], None] | None, watch: StepWatch | None
     ) -> TieredRunner:
         spec, verify = self.config.spec, self.config.verify
         cache = TieredCache(replica.worker, self.model.device, keep=watch is not None)
@@ -260,7 +260,7 @@ class Job:
             figures["graph_nodes_max"] = max(self.capture.nodes, default=0)
         return figures
 
-    def _recorder(self, replica: LocalReplica) -> SelectionRecorder | None:
+    def _recorder(self, replica: HiSparseBackend) -> SelectionRecorder | None:
         if not self.config.record_selections:
             return None
         log = self._open_log(SELECTIONS, (SelectionsTaken,))

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from hisparse.backend import HiSparseBackend
 from hisparse.connector.base import KVConnectorOutput
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.rows import StepRows
-from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.verify import LiveChecks
@@ -90,7 +90,7 @@ class CalmSimulation:
         # Each extreme of lag hides two of the four waits, so the whole range is drawn.
         self.device = SimDevice(seed, lag=self.rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]))
         self.fault_rate = self.rng.choice([0.0, 0.0, 0.0, 0.03, 0.3])
-        replica = LocalReplica(
+        replica = HiSparseBackend(
             self.config,
             log=self.log,
             device=self.device,

@@ -7,6 +7,7 @@ import mmap
 import pytest
 from device_rig import make_config
 
+from hisparse import backend
 from hisparse.config import GIB
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.cuda.host_pages import near_gpu
@@ -14,7 +15,6 @@ from hisparse.device.cuda.host_register import try_memlock
 from hisparse.device.host_demand import check_node, check_pool, suspects
 from hisparse.device.host_limits import RESERVE_BYTES, gpu_node, node_cpus, read_limits
 from hisparse.device.layout import Geometry
-from hisparse.engine import local
 from hisparse.errors import CapacityError, DeviceError
 
 MIB = 1 << 20
@@ -280,9 +280,9 @@ class Pinning(SimDevice):
 
 def test_a_replica_checks_the_node_before_it_takes_a_pool(tmp_path, monkeypatch):
     limits = read_limits(machine(tmp_path, {}))
-    monkeypatch.setattr(local, "read_limits", lambda: limits)
-    with pytest.raises(CapacityError, match=r"1 replica\(s\) x 2 host pool\(s\) of 20 GiB = 40"):
-        local.LocalReplica(node_config(20, ranks=2), device=Pinning())
+    monkeypatch.setattr(backend, "read_limits", lambda: limits)
+    with pytest.raises(CapacityError, match=r"1 replica\(s\) x 1 host pool\(s\) of 40 GiB = 40"):
+        backend.HiSparseBackend(node_config(40), device=Pinning())
 
 
 # -- memlock, tried --------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from hisparse.backend import HiSparseBackend
 from hisparse.device import open_device
-from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.run import Job, RunConfig
 from hisparse.engine.runner import TieredRunner
@@ -26,7 +26,7 @@ def served_twice(suffix, copy_fault=None, **policy):
     device = open_device("cpu", seed=3, lag=0.5)
     policy = job.hisparse.policy.model_copy(update=policy)
     config = job.hisparse.model_copy(update={"policy": policy})
-    replica = LocalReplica(config, device=device, copy_fault=copy_fault)
+    replica = HiSparseBackend(config, device=device, copy_fault=copy_fault)
     coordinator = replica.coordinator
     runner = TieredRunner(job.model, TieredCache(replica.worker), replica.rank)
     engine = ReferenceEngine(coordinator, replica.scheduler, runner, eos=job.model.eos)

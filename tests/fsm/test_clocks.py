@@ -166,14 +166,14 @@ def test_the_rows_of_a_step_touch_what_the_tables_say(few, monkeypatch):
 def checked(seed, without=None):
     """(unordered pairs, steps looked at) of a simulated run, from its two logs alone."""
     rank = []
-    replica = calm.LocalReplica
+    replica = calm.HiSparseBackend
 
     def recorded(*args, **more):
         return replica(*args, sink=rank.append, **more)
 
     with (
         drop_wait(without) if without else nullcontext(),
-        mock.patch.object(calm, "LocalReplica", recorded),
+        mock.patch.object(calm, "HiSparseBackend", recorded),
     ):
         world = calm.CalmSimulation(seed)
         world.run()

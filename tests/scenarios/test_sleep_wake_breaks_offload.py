@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from hisparse.backend import HiSparseBackend
 from hisparse.device import open_device
-from hisparse.engine.local import LocalReplica
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.run import Job, RunConfig
 from hisparse.engine.runner import TieredRunner
@@ -26,7 +26,9 @@ class World:
 
     def __init__(self):
         self.job = Job(RunConfig(suffix_gib=0.0005, **SMALL))
-        self.replica = LocalReplica(self.job.hisparse, device=open_device("cpu", seed=1, lag=0.9))
+        self.replica = HiSparseBackend(
+            self.job.hisparse, device=open_device("cpu", seed=1, lag=0.9)
+        )
         self.coordinator = self.replica.coordinator
         runner = TieredRunner(self.job.model, TieredCache(self.replica.worker), self.replica.rank)
         self.engine = ReferenceEngine(
