@@ -41,6 +41,7 @@ import numpy as np
 import torch
 
 from hisparse.config import ModelLayout
+from hisparse.device.access import KVAccess
 from hisparse.device.rows import StepRows
 from hisparse.engine.accelerator import upload
 from hisparse.engine.builtin_exact import (
@@ -57,7 +58,6 @@ from hisparse.engine.builtin_kv import (
     FixedCache,
     FixedKV,
     FixedRowsBeside,
-    KVAccess,
     RowsBeside,
     StepCache,
 )

@@ -1,7 +1,7 @@
 """The cache as the built-in model sees it, and rows kept beside it while they are only drafts.
 
-`KVAccess` is what a model asks of a cache during one step; tiers and the dense oracle are two of
-them. `RowsBeside` is a third, over any of them: it reads what the cache holds and writes nothing
+`KVAccess` is what any model asks of a cache; what steps of fixed shape and drafts ask beyond it
+stands here. `RowsBeside` is a cache over any other: it reads what that one holds and writes nothing
 to it, so that a proposal leaves no trace.
 
 Every tensor lies on the model's device, from the embedding to the logits; nothing is read on the
@@ -14,29 +14,8 @@ from typing import Protocol
 
 import torch
 
+from hisparse.device.access import KVAccess
 from hisparse.device.rows import StepRows
-
-
-class KVAccess(Protocol):
-    """The cache as the model sees it, during one step. Rows are uint8 tensors."""
-
-    def write(self, layer: int, data: torch.Tensor) -> None:
-        """Store the step's rows of `layer`: uint8 [n, row_bytes], in `StepRows` order."""
-
-    def write_index(self, group: int, data: torch.Tensor) -> None:
-        """Store the step's indexer rows of `group`: uint8 [n, index_row_bytes]."""
-
-    def index_keys(self, group: int, row: int, length: int) -> torch.Tensor:
-        """Indexer rows 0..length-1 of request row `row`: uint8 [length, index_row_bytes]."""
-        ...
-
-    def gather(self, layer: int, top_k: torch.Tensor | None) -> torch.Tensor:
-        """Selected rows: uint8 [n, k, row_bytes], zeros where the selection is -1.
-
-        A leader passes its selection, int32 [n, k]; a follower passes None and gets the rows of
-        its own layer under its leader's selection.
-        """
-        ...
 
 
 class FixedKV(KVAccess, Protocol):

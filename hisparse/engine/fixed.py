@@ -26,7 +26,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.device.cuda.group import KEPT_CALLS_MAX
 from hisparse.device.rows import StepRows
 from hisparse.engine.accelerator import Fetch
-from hisparse.engine.reference import Model
+from hisparse.engine.reference import FixedModel
 from hisparse.engine.tiered import Gathered, TieredCache
 from hisparse.errors import ConfigError
 
@@ -47,7 +47,7 @@ class FixedStep:
 
     def __init__(
         self,
-        model: Model,
+        model: FixedModel,
         cache: TieredCache,
         requests: int,
         span: int,
@@ -139,7 +139,7 @@ class FixedDecode:
     def __init__(
         self,
         config: HiSparseConfig,
-        model: Model,
+        model: FixedModel,
         cache: TieredCache,
         *,
         spec: int = 0,

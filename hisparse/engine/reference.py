@@ -17,15 +17,17 @@ import numpy as np
 import torch
 
 from hisparse.config import ModelLayout
+from hisparse.device.access import KVAccess
 from hisparse.device.rows import StepRows
-from hisparse.engine.builtin_kv import FixedCache, FixedKV, KVAccess, StepCache
+from hisparse.engine.builtin_kv import FixedCache, FixedKV, StepCache
 from hisparse.errors import UsageError
 
 BATCH = 32  # requests that `reference_decode_many` decodes together
 
 
 class Model(Protocol):
-    """What the oracle asks of a model, and a runner; `BuiltinModel` is one."""
+    """What the oracle asks of a model, and a runner; each token's logits are to depend on its own
+    context alone, to the bit."""
 
     layout: ModelLayout
     vocab_size: int
@@ -34,9 +36,13 @@ class Model(Protocol):
 
     def forward(self, tokens: np.ndarray, rows: StepRows, kv: KVAccess) -> torch.Tensor: ...
 
-    def forward_fixed(self, tokens: torch.Tensor, rows: StepRows, kv: FixedKV) -> torch.Tensor: ...
-
     def choose(self, logits: torch.Tensor) -> torch.Tensor: ...
+
+
+class FixedModel(Model, Protocol):
+    """What steps of fixed shape and drafts ask beyond it; `BuiltinModel` is one."""
+
+    def forward_fixed(self, tokens: torch.Tensor, rows: StepRows, kv: FixedKV) -> torch.Tensor: ...
 
     def propose(
         self, tokens: np.ndarray, rows: StepRows, kv: StepCache, count: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
 from hisparse.engine.accelerator import Fetch, forbid_waiting, upload
 from hisparse.engine.fixed import Answer, Answered, FixedDecode
-from hisparse.engine.reference import Model
+from hisparse.engine.reference import FixedModel, Model
 from hisparse.engine.speculate import newest_tokens
 from hisparse.engine.tiered import Gathered, TieredCache
 
@@ -115,8 +115,9 @@ class TieredRunner:
         newest, places = newest_tokens(tokens, rows, sampled, chosen, self.model.eos)
         if not self.spec or not len(newest):
             return {}
+        model = cast(FixedModel, self.model)  # it has a draft head, as there are drafts
         with forbid_waiting(self.model.device):
-            fetch = Fetch(self.model.propose(newest, places, self.cache, self.spec))
+            fetch = Fetch(model.propose(newest, places, self.cache, self.spec))
         return dict(zip(places.rows.tolist(), fetch.result()[0].tolist(), strict=True))
 
 
