@@ -16,7 +16,7 @@ import click
 from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.output import Progress, table
 from hisparse.config import RESIDENT, LogConfig
-from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
+from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_mismatched
 from hisparse.errors import ConfigError
 from hisparse.kv import policies
 
@@ -65,7 +65,12 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
     help="With --device cuda: decode steps are captured in CUDA graphs and replayed, or not.  "
     "[default: eager]",
 )
-@_field("--model", "Model.", metavar="NAME")
+@_field(
+    "--model",
+    "builtin, or a tiny one of transformers with seeded weights (needs 'hisparse[transformers]'): "
+    "deepseek_v32, glm_moe_dsa.",
+    metavar="NAME",
+)
 @_field(
     "--record-selections",
     "Record what attention selects, beside the log: of all requests, or of one in N.",
@@ -131,16 +136,17 @@ def run(
         options["log"] = {"mode": log_mode}
     refuse_unknown_policy(options.get("policy"))
     config = RunConfig.model_validate(options)
-    refuse_unbuilt(config)
+    refuse_mismatched(config)
     refuse_lost_selections(config)
     refuse_used_log(config.log)
     limit_threads()
     progress = Progress()
+    from hisparse.cli.models import build_model
     from hisparse.engine.run import Job, succeeded
     from hisparse.engine.run import as_json as report_json
 
     try:
-        report = Job(config, progress).run()
+        report = Job(config, progress, build=build_model).run()
     finally:
         progress.close()
     click.echo(report_json(report) if as_json else table(grouped(report)))

@@ -40,7 +40,7 @@ class RunConfig(BaseModel):
     preempt_rate: float = Field(default=0.0, ge=0, le=1)
     spec: int = Field(default=0, ge=0, le=64, description="drafts a request and step")
     graph: bool = False
-    model: str = "builtin"
+    model: Literal["builtin", "deepseek_v32", "glm_moe_dsa"] = "builtin"
     record_selections: int = Field(
         default=0, ge=0, description="0: none; 1: of all requests; n: of one in n"
     )
@@ -57,11 +57,30 @@ def refuse_lost_selections(config: RunConfig) -> None:
         )
 
 
-def refuse_unbuilt(config: RunConfig) -> None:
-    """Options of the contract that no code stands behind yet. Raises ConfigError."""
+def refuse_mismatched(config: RunConfig) -> None:
+    """Options that do not go together. Raises ConfigError."""
     if config.model != "builtin":
-        raise ConfigError(f"model={config.model!r} is not built yet: leave it at its default")
+        _refuse_for_transformers(config)
     if config.graph and config.device != "cuda":
         raise ConfigError(
             f"graph=True: device={config.device!r} has no graphs: use --device cuda, or --eager"
+        )
+
+
+def _refuse_for_transformers(config: RunConfig) -> None:
+    alone = f"model={config.model!r}"
+    if config.spec:
+        raise ConfigError(
+            f"spec={config.spec}: {alone} has no draft head: leave --spec at 0, or use --model "
+            "builtin"
+        )
+    if config.graph:
+        raise ConfigError(
+            f"graph=True: {alone} has no decode step of fixed shape to capture: use --eager, or "
+            "--model builtin"
+        )
+    if config.device != "cpu":
+        raise ConfigError(
+            f"device={config.device!r}: {alone} is batch-invariant on the CPU alone: use --device "
+            "cpu, or --model builtin"
         )

@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from hisparse.backend import HiSparseBackend
 from hisparse.config import HiSparseConfig, ceil_div
@@ -24,8 +24,8 @@ from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.fixed import FixedDecode, refuse_unfit
 from hisparse.engine.graph import GraphCapture
 from hisparse.engine.loop import ReferenceEngine
-from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_unbuilt
-from hisparse.engine.reference import ReferenceResult, reference_decode_many
+from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_mismatched
+from hisparse.engine.reference import FixedModel, Model, ReferenceResult, reference_decode_many
 from hisparse.engine.report import served_figures, verified_figures
 from hisparse.engine.resident import ResidentBaseline
 from hisparse.engine.runner import TieredRunner
@@ -37,7 +37,7 @@ from hisparse.engine.trace import WorkloadRequest, read_trace, scale_trace
 from hisparse.engine.trace_generate import generate_trace
 from hisparse.engine.verify import ContentOracle, LiveChecks
 from hisparse.engine.watch import StepWatch
-from hisparse.errors import ConfigError
+from hisparse.errors import ConfigError, UsageError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES, Event
 from hisparse.fsm.log import EventLog
@@ -46,9 +46,23 @@ from hisparse.fsm.log_open import open_log
 from hisparse.fsm.snapshot import snapshot
 
 Progress = Callable[[str, int, int], None]
+BuildModel = Callable[[RunConfig, int], Model]  # (options, positions that it must accept)
 
 
-def load_workload(config: RunConfig, model: BuiltinModel) -> list[WorkloadRequest]:
+def build_builtin(config: RunConfig, max_model_len: int) -> BuiltinModel:
+    """The built-in model, with a draft head where there are drafts."""
+    if config.model != "builtin":
+        raise UsageError(f"model={config.model!r}: give Job a `build` that makes it")
+    return BuiltinModel(
+        seed=config.seed,
+        top_k=config.top_k,
+        max_model_len=max_model_len,
+        draft=config.spec > 0,
+        device="cuda" if config.device == "cuda" else "cpu",
+    )
+
+
+def load_workload(config: RunConfig, model: Model) -> list[WorkloadRequest]:
     """The first `requests` requests of the trace (or of a generated one), scaled."""
     if config.trace is None:
         trace = generate_trace(config.requests, config.seed)
@@ -61,7 +75,7 @@ def load_workload(config: RunConfig, model: BuiltinModel) -> list[WorkloadReques
     )
 
 
-def build_config(config: RunConfig, model: BuiltinModel, longest: int) -> HiSparseConfig:
+def build_config(config: RunConfig, model: Model, longest: int) -> HiSparseConfig:
     """The shared configuration for requests of at most `longest` tokens.
 
     Without `gpu_blocks` the pool is the smallest in which the longest request fits all-resident.
@@ -108,25 +122,29 @@ def choose_some(
 
 
 class Job:
-    """One `hisparse run`, step by step; `report` is what it prints."""
+    """One `hisparse run`, step by step.
 
-    def __init__(self, config: RunConfig, progress: Progress | None = None) -> None:
-        refuse_unbuilt(config)
+    Args:
+        config: its options.
+        progress: called with (stage, done, total).
+        build: makes the model that `config.model` names; it has to be batch-invariant.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        progress: Progress | None = None,
+        *,
+        build: BuildModel = build_builtin,
+    ) -> None:
+        refuse_mismatched(config)
         refuse_lost_selections(config)
         self.config = config
         self.progress = progress or (lambda stage, done, total: None)
         device = open_device(config.device, seed=config.seed, lag=0.5)
-        computes_on = "cuda" if config.device == "cuda" else "cpu"
-        probe = BuiltinModel(seed=config.seed, top_k=config.top_k, max_model_len=1)
-        self.workload = load_workload(config, probe)
+        self.workload = load_workload(config, build(config, 1))
         longest = max(len(work.prompt) + work.max_new for work in self.workload)
-        self.model = BuiltinModel(
-            seed=config.seed,
-            top_k=config.top_k,
-            max_model_len=longest + config.spec,  # drafts may lie behind the last token
-            draft=config.spec > 0,
-            device=computes_on,
-        )
+        self.model = build(config, longest + config.spec)  # drafts may lie behind the last token
         self.hisparse = build_config(config, self.model, longest)
         self.aborts = choose_some(self.workload, "aborts", config.abort_rate, config.seed)
         rate = config.preempt_rate
@@ -187,7 +205,7 @@ class Job:
             replica.scheduler,
             runner,
             eos=self.model.eos,
-            salt=f"builtin-{self.config.seed}".encode(),
+            salt=f"{self.config.model}-{self.config.seed}".encode(),
             step_ms=self.config.step_ms,
             drafts=runner.drafts,
         )
@@ -231,8 +249,9 @@ class Job:
         cache = TieredCache(replica.worker, self.model.device, keep=watch is not None)
         fixed = None
         if self.capture is not None:
+            model = cast(FixedModel, self.model)  # others were refused
             fixed = FixedDecode(
-                self.hisparse, self.model, cache, spec=spec, logits=verify, capture=self.capture
+                self.hisparse, model, cache, spec=spec, logits=verify, capture=self.capture
             )
         return TieredRunner(
             self.model,

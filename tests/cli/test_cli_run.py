@@ -120,7 +120,7 @@ def test_exit_code_1_if_it_does_not_verify(monkeypatch, small_report, broken):
         (["--spec", 65], ["spec=65", "less than or equal to 64"]),
         (["--graph"], ["graph=True", "device='cpu' has no graphs", "--device cuda"]),
         (["--record-selections"], ["record_selections=1", "--log DIR"]),
-        (["--model", "glm"], ["model='glm'", "not built"]),
+        (["--model", "glm"], ["model='glm'", "deepseek_v32"]),
         (["--policy", "magic"], ["policy='magic'", "use one of hybrid"]),
         (["--write-back", "never"], ["write_back='never'", "on_pressure"]),
         (["--abort-rate", 2], ["abort_rate=2.0", "less than or equal to 1"]),

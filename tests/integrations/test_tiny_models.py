@@ -19,10 +19,10 @@ def test_weights_are_a_function_of_the_seed(model_type):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_layer_has_latent_attention_with_four_index_heads(model_type):
+def test_every_layer_has_latent_attention_with_sixteen_index_heads(model_type):
     model = tiny_model(model_type, layers=3)
     assert sorted(attention_modules(model)) == [0, 1, 2]
-    assert model.config.index_n_heads == 4
+    assert model.config.index_n_heads == 16
 
 
 def test_a_model_without_an_indexer_is_refused_by_name():

@@ -1,8 +1,8 @@
 """Tiny models of the supported kinds, from their own config classes, with seeded random weights.
 
 No download: for tests, demonstrations and the fuzzing of an engine. Every inner dimension is a
-multiple of 16. There are 4 index heads: scores of an indexer are sums of rectified ones, and with
-two heads so many are exactly zero that ties decide the selection, by the shape of the call.
+multiple of 16. There are 16 index heads: scores of an indexer are sums of rectified ones, and with
+two heads, or four, so many are exactly zero that ties decide, by the shape of the call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _fields(model_type: str, top_k: int, max_model_len: int, layers: int) -> dic
         "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 16,
         "v_head_dim": 32,
-        "index_n_heads": 4,
+        "index_n_heads": 16,
         "index_head_dim": 32,
         "index_topk": top_k,
         "max_position_embeddings": max_model_len,
