@@ -26,6 +26,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
 from hisparse.connector.scheduler import RequestRef, SchedulerConnector, Wanted, usable_config
 from hisparse.connector.worker import WorkerConnector
+from hisparse.device import open_device
 from hisparse.device.host_demand import check_node
 from hisparse.device.host_limits import read_limits
 from hisparse.errors import ConfigError, UsageError
@@ -80,8 +81,8 @@ class HiSparseBackend:
             kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
             config, log = config.model_copy(update={"log": kept}), None
         self.config = config
-        on_gpu = (device if isinstance(device, str) else device.name) == "cuda"
-        if on_gpu:  # its host pools are pinned: no byte more than there is
+        device = open_device(device) if isinstance(device, str) else device
+        if device.name == "cuda":  # its host pools are pinned: no byte more than there is
             check_node(config, read_limits())
         self._plan: StepPlan | None = None
         self._changes = Changes()  # not told yet
@@ -150,6 +151,7 @@ class HiSparseBackend:
         """Take in what the rank says by now, admit who waits as far as there is room, and tell what
         changed. `plan_step` does it too (`StepPlan.changes`)."""
         self._open("acknowledge")
+        self.scheduler.check_between("acknowledge")
         told, self._changes = self._changes, Changes()
         return told + self.scheduler.acknowledge(self.rank.acknowledgements())
 
@@ -234,6 +236,7 @@ class HiSparseBackend:
     def drain(self) -> None:
         """Step until ended requests have let go of everything. Raises UsageError if one is live."""
         self._open("drain")
+        self.scheduler.check_between("drain")
         for _ in range(DRAIN_STEPS_MAX):
             self._changes = self.acknowledge()
             state = self.coordinator.state
@@ -249,12 +252,14 @@ class HiSparseBackend:
         """Forget what prefixes could find, in both tiers; False, with nothing changed, while
         anybody holds something (`drain` first)."""
         self._open("reset_prefix_cache")
+        self.scheduler.check_between("reset_prefix_cache")
         return self.scheduler.reset_cache()
 
     def sleep(self, level: int = 1) -> bool:
         """Give the GPU pool's memory up; at level 2 that of the host tiers too. False, with nothing
         changed, while anybody holds something (`drain` first)."""
         self._open("sleep")
+        self.scheduler.check_between("sleep")
         if not self.coordinator.sleep(level):
             return False
         self._empty_step()

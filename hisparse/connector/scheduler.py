@@ -90,16 +90,23 @@ class SchedulerConnector(HiSparseConnector):
         self, config: HiSparseConfig | Mapping[str, Any], *, log: EventLog | None = None
     ) -> None:
         self.config = usable_config(config)
-        if log is None:
-            log = open_log(
+        opened = (
+            log
+            if log is not None
+            else open_log(
                 self.config.log,
                 Codec(EVENT_TYPES),
                 stream="scheduler",
                 config_json=self.config.model_dump_json(),
             )
-        super().__init__(
-            KVConnectorRole.SCHEDULER, coordinator=HiSparseCoordinator(self.config, log)
         )
+        try:
+            coordinator = HiSparseCoordinator(self.config, opened)
+        except BaseException:
+            if log is None:
+                opened.close()
+            raise
+        super().__init__(KVConnectorRole.SCHEDULER, coordinator=coordinator)
         self._sessions: dict[str, _Session] = {}
         self._planned: StepPlan | None = None
         self._admitted: list[Admitted] = []  # not told yet
@@ -232,12 +239,16 @@ class SchedulerConnector(HiSparseConnector):
         """
         return self.plan_checked(self.check_wanted(wanted), Changes())
 
-    def check_wanted(self, wanted: Mapping[Any, Wanted]) -> list[Asked]:
-        """The first half of `plan_step`, which changes nothing and raises its errors."""
+    def check_between(self, verb: str) -> None:
+        """Raise UsageError while a step is planned."""
         if self._planned is not None:
             raise UsageError(
-                f"plan_step: step {self._planned.step} is planned: end_step comes before the next"
+                f"{verb}: step {self._planned.step} is planned: it ends first, by end_step"
             )
+
+    def check_wanted(self, wanted: Mapping[Any, Wanted]) -> list[Asked]:
+        """The first half of `plan_step`, which changes nothing and raises its errors."""
+        self.check_between("plan_step")
         asked = [self._check_one(ref, want) for ref, want in wanted.items()]
         if len({session.request for session, _, _ in asked}) < len(asked):
             names = [session.request for session, _, _ in asked]
@@ -320,7 +331,7 @@ class SchedulerConnector(HiSparseConnector):
             raise UsageError("end_step: no step is planned: plan_step comes first")
         counts = dict(zip(plan.requests, plan.counts, strict=True))
         for ref, n in (accepted or {}).items():
-            name = ref if isinstance(ref, str) else ref.request
+            name = ref if isinstance(ref, str) else self._session(ref, "end_step").request
             if name not in counts:
                 raise UsageError(
                     f"end_step: request {name!r} has no row in step {plan.step}: it has those of "
@@ -365,10 +376,12 @@ class SchedulerConnector(HiSparseConnector):
     # -- what the workers say ---------------------------------------------------------------------
     def acknowledge(self, acknowledgements: bytes = b"") -> Changes:
         """Take in what a worker says (`WorkerConnector.acknowledgements`), admit who waits as far
-        as there is room now, and tell what changed.
+        as there is room now, and tell what changed. Between steps: what comes sooner has to wait.
 
-        Raises ProtocolError, with nothing changed, for bytes that no worker made, or a gap.
+        Raises ProtocolError, with nothing changed, for bytes that no worker made, or a gap;
+        UsageError while a step is planned.
         """
+        self.check_between("acknowledge")
         if acknowledgements:
             self.update_connector_output(KVConnectorOutput(acknowledgements))
         rewound = [self._rewind(told) for told in self.take_rewound()]

@@ -229,12 +229,11 @@ class WorkerConnector(HiSparseConnector):
     def _given(
         self, array: Any, what: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = ("uint8",)
     ) -> Any:
-        from hisparse.device.exchange import check_array, given, is_tensor
+        from hisparse.device.exchange import is_tensor, taken
 
-        taken = given(self.device, array, what)
-        check_array(taken, what, dtypes, shape)
+        made = taken(self.device, array, what, dtypes, shape)
         self._tensors = is_tensor(array) or self.device.name != "cpu"
-        return taken
+        return made
 
     def _answer(self, array: Any) -> Any:
         from hisparse.device.exchange import as_kind

@@ -15,7 +15,7 @@ import numpy as np
 from hisparse.device.backend import Array, Device
 from hisparse.errors import UsageError
 
-SELECTIONS = ("int32", "int64")
+_ON_GPU = "__cuda_array_interface__"
 
 
 def is_tensor(array: Any) -> bool:
@@ -23,39 +23,42 @@ def is_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def given(device: Device, array: Any, what: str) -> Array:
-    """`array` as the backend takes it, no copy. Raises UsageError for another kind of thing, or a
-    tensor that lies where this backend cannot read it."""
-    if is_tensor(array):
-        on = array.device.type
-        if on not in ("cpu", device.name):
-            raise UsageError(f"{what} lies on {on!r}, the backend on {device.name!r}: move it")
-        return array.detach().numpy() if device.name == "cpu" else array
-    if isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__"):
-        return array
-    raise UsageError(f"{what} is a {type(array).__name__}: pass a numpy array or a torch tensor")
-
-
-def check_array(array: Array, what: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """Raise UsageError unless it has one of `dtypes`, this `shape` (-1: any extent), and lies in
-    memory in its order, without gaps."""
+def taken(
+    device: Device, array: Any, what: str, dtypes: tuple[str, ...], shape: tuple[int, ...]
+) -> Array:
+    """`array` as the backend takes it, without a copy. Raises UsageError, beginning with `what`,
+    for another kind of thing, memory that this backend cannot read, another dtype or shape (-1 in
+    `shape`: any extent), or gaps in memory."""
+    tensor = is_tensor(array)
+    if not tensor and not isinstance(array, np.ndarray) and not hasattr(array, _ON_GPU):
+        raise UsageError(
+            f"{what} is a {type(array).__name__}: pass a numpy array or a torch tensor"
+        )
+    on = _lies_on(array, tensor)
+    if on not in ("cpu", device.name):
+        raise UsageError(f"{what} lies on {on!r}, the backend on {device.name!r}: move it")
     dtype = str(array.dtype).removeprefix("torch.")
     fits = len(array.shape) == len(shape) and all(
         want in (-1, have) for want, have in zip(shape, array.shape, strict=True)
     )
     if dtype not in dtypes or not fits:
         extents = ", ".join("k" if n < 0 else str(n) for n in shape)
+        hint = " (rows are bytes: tensor.view(torch.uint8))" if dtypes == ("uint8",) else ""
         raise UsageError(
-            f"{what} is {dtype}{list(array.shape)}, must be {' or '.join(dtypes)}[{extents}]"
+            f"{what} is {dtype}{list(array.shape)}, must be {' or '.join(dtypes)}[{extents}]{hint}"
         )
-    contiguous = (
-        array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous
-    )
-    if not contiguous:
+    if not (array.is_contiguous() if tensor else array.flags.c_contiguous):
         raise UsageError(
             f"{what} has gaps or another order in memory (strides {_strides(array)}): pass "
             "tensor.contiguous() or numpy.ascontiguousarray(array)"
         )
+    return array.detach().numpy() if tensor and device.name == "cpu" else array
+
+
+def _lies_on(array: Any, tensor: bool) -> str:
+    if tensor:
+        return str(array.device.type)
+    return "cpu" if isinstance(array, np.ndarray) else "cuda"
 
 
 def _strides(array: Array) -> tuple[int, ...]:

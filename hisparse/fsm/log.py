@@ -98,6 +98,10 @@ class EventLog(Followable, Protocol):
         """First seq that `read` still has; `next_seq` where nothing is kept."""
         ...
 
+    def claim(self) -> None:
+        """Said once, by the one who is going to append. Raises UsageError for a second one."""
+        ...
+
     def append(self, event: LoggedEvent) -> int:
         """Add an event; returns its seq. Raises UsageError once closed."""
         ...
@@ -125,7 +129,10 @@ class MemoryLog:
     Dropping is amortised: up to an eighth of a ring beyond `capacity` stays allocated.
     """
 
-    __slots__ = ("_base", "_capacity", "_closed", "_committed", "_cursors", "_events", "_limit")
+    __slots__ = (
+        *("_base", "_capacity", "_claimed", "_closed", "_committed", "_cursors", "_events"),
+        "_limit",
+    )
 
     def __init__(self, capacity: int | None, *, start: int = 0) -> None:
         if start < 0 or (capacity is not None and capacity < 0):
@@ -136,7 +143,7 @@ class MemoryLog:
         self._committed = start
         self._limit = self._capacity or OFF_KEPT
         self._cursors: list[Positioned] = []
-        self._closed = False
+        self._claimed = self._closed = False
 
     @property
     def last_seq(self) -> int:
@@ -158,6 +165,11 @@ class MemoryLog:
     def dropped_seq(self) -> int:
         """The last seq that `since` no longer has; it may have some that `read` refuses."""
         return self._base
+
+    def claim(self) -> None:
+        if self._claimed:
+            raise UsageError("this log is another engine's: give each engine a log of its own")
+        self._claimed = True
 
     def append(self, event: LoggedEvent) -> int:
         """Add an event; returns its seq. Raises UsageError once closed."""

@@ -152,6 +152,9 @@ class DiskLog:
     def oldest_seq(self) -> int:
         return self._oldest
 
+    def claim(self) -> None:
+        self._memory.claim()
+
     def append(self, event: LoggedEvent) -> int:
         """Encode an event and keep it for `commit`; returns its seq.
 

@@ -69,7 +69,8 @@ class OsDisk:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise LogError(
-                f"log {path.parent.name!r} is being written by pid {holder}: one writer a stream"
+                f"log {path.parent.name!r} is being written by pid {holder}: one writer a stream; "
+                "give this one a directory of its own"
             ) from None
         except OSError:
             os.close(fd)

@@ -53,7 +53,7 @@ class HiSparseCoordinator:
 
     Args:
         config: sizes and policy, shared with the worker.
-        log: where events go; its next seq must be 1 (a fresh log).
+        log: where events go; its next seq must be 1 (a fresh log), and nobody else's.
         suffix: asked for indexer pages that the GPU has lost (default: what the config names).
 
     With ``checks="on"`` every event goes through the run invariants before it is folded; what they
@@ -73,6 +73,8 @@ class HiSparseCoordinator:
                 f"the log holds events up to {log.next_seq - 1}: use a fresh one, or `recover`"
             )
         resolve(config.policy.name)
+        if _recovered is None:
+            log.claim()
         self.config = config
         self.log = log
         self.state = State(config) if _recovered is None else _recovered

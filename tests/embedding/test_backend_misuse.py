@@ -1,0 +1,359 @@
+"""Calls that the contract forbids: each raises, says the fix and changes nothing, and the engine
+that made it goes on, to the right bytes."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from embedding_rig import INDEX_ROW, LONGEST, ROW, Engine, opened, settings
+
+from hisparse import HiSparseBackend, SchedulerConnector, StepPlan, WorkerConnector
+from hisparse.errors import ConfigError, LogError, ProtocolError, StaleEpoch, UsageError
+from hisparse.fsm.log import MemoryLog
+from hisparse.fsm.wire import Table
+
+PROMPT = list(range(100, 120))
+
+
+class World:
+    """A backend at a named place of a step, with a request that decodes and one that waits."""
+
+    def __init__(self, place):
+        self.backend = opened(gpu_blocks=14)
+        self.engine = engine = Engine(self.backend)
+        self.stale = engine.admit("a", PROMPT, 8)
+        self.backend.abort("a")
+        self.backend.drain()
+        engine.admit("a", PROMPT, 30)
+        engine.prefill("a")
+        engine.decode("a")
+        engine.admit("w", PROMPT[::-1], 30)
+        assert self.backend.requests == ("a", "w")
+        self.stale_plan = engine.decode("a")
+        self.plan = None
+        if place == "idle":
+            return
+        engine.tokens["a"].append(7)
+        self.plan = self.backend.plan_step({"a": [7]})
+        if place != "planned":
+            self.backend.begin_step(self.plan)
+        if place == "written":
+            self.backend.write_index(0, self.zeros(INDEX_ROW))
+            self.backend.write(0, self.zeros(ROW))
+        if place == "computed":
+            engine.compute(self.plan)
+        self.place = place
+
+    @staticmethod
+    def zeros(width, n=1, dtype=np.uint8):
+        return np.zeros((n, width), dtype)
+
+    def top_k(self, *positions, dtype=np.int32):
+        return np.array([positions], dtype=dtype)
+
+    def fingerprint(self):
+        """Everything that a call could have changed, on both sides and in the log."""
+        backend, worker = self.backend, self.backend.worker
+        tables = [worker.tables[table].tobytes() for table in Table]
+        hot = [group.leader.positions.tobytes() for group in worker.groups]
+        pools = hashlib.blake2b(worker.gpu_pool.tobytes() + worker.host_pool.tobytes()).digest()
+        return (
+            backend.coordinator.digest(),
+            backend.coordinator.log.statistics(),
+            backend.coordinator.metrics.counts.copy(),
+            (tables, hot, pools, worker.statistics(), backend.device.statistics()),
+            [(len(group.calls), dict(group.replayed)) for group in worker.groups],
+            [(s.epoch, list(s.tokens)) for s in backend.scheduler._sessions.values()],
+        )
+
+    def go_on(self):
+        """End the step as if nothing had been, then decode: every byte is looked at."""
+        if self.plan is not None:
+            if self.place == "planned":
+                self.backend.begin_step(self.plan)
+            if self.place != "computed":
+                self.engine.compute(self.plan)
+            self.backend.end_step()
+        before = self.engine.rows_read
+        self.engine.decode("a")
+        self.engine.decode("a")
+        assert self.engine.rows_read > before
+        self.backend.shutdown()
+        assert not self.backend.coordinator.checker.violations
+
+
+OWN = "own admit"  # errors of a stale epoch; the rest are UsageError
+BEGIN, PLAN, LAST, END = "begin_step come first", "plan_step comes", "returned last", "end_step"
+INDEX = "write_index comes first"
+
+MISUSE = {
+    # requests
+    "admit an id that lives": ("idle", lambda w: w.backend.admit("a", PROMPT, 5), "finish, abort"),
+    "admit an id that waits": ("idle", lambda w: w.backend.admit("w", PROMPT, 5), "another id"),
+    "admit nothing": ("idle", lambda w: w.backend.admit("n", [], 5), "at least 1 token"),
+    "admit no id": ("idle", lambda w: w.backend.admit("", PROMPT, 5), "string"),
+    "admit floats": ("idle", lambda w: w.backend.admit("n", [0.5], 5), "must be integers"),
+    "admit a batch": ("idle", lambda w: w.backend.admit("n", [[1], [2]], 5), r"integers \[n\]"),
+    "admit a ragged batch": ("idle", lambda w: w.backend.admit("n", [[1], [2, 3]], 5), "integers"),
+    "admit no new token": ("idle", lambda w: w.backend.admit("n", PROMPT, 0), "at least 1"),
+    "a long salt": ("idle", lambda w: w.backend.admit("n", [1], 1, salt=b"s" * 65), "most 64"),
+    "finish a stranger": ("idle", lambda w: w.backend.finish("x"), r"those here are \['a', 'w'\]"),
+    "finish who waits": ("idle", lambda w: w.backend.finish("w"), "must be DECODE"),
+    "preempt who waits": ("idle", lambda w: w.backend.preempt("w"), "must be ADMITTED"),
+    "abort a stranger": ("idle", lambda w: w.backend.abort("x"), "never admitted, or has ended"),
+    "preempt a stranger": ("idle", lambda w: w.backend.preempt("x"), "never admitted"),
+    "confirm a stranger": ("idle", lambda w: w.backend.confirmed("x"), "never admitted"),
+    "finish None": ("idle", lambda w: w.backend.finish(None), "never admitted"),
+    "finish a stale epoch": ("idle", lambda w: w.backend.finish(w.stale), OWN),
+    "abort a stale epoch": ("written", lambda w: w.backend.abort(w.stale), OWN),
+    "plan a stale epoch": ("idle", lambda w: w.backend.plan_step({w.stale: 1}), OWN),
+    # planning
+    "plan a stranger": ("idle", lambda w: w.backend.plan_step({"x": 1}), "never admitted"),
+    "plan who waits": ("idle", lambda w: w.backend.plan_step({"a": 1, "w": 1}), "leave it out"),
+    "plan no row": ("idle", lambda w: w.backend.plan_step({"a": 0}), r"1\.\.28 would do"),
+    "plan too many rows": ("idle", lambda w: w.backend.plan_step({"a": 29}), r"1\.\.28 would do"),
+    "plan a long step": ("idle", lambda w: w.backend.plan_step({"a": LONGEST}), "would do"),
+    "plan other tokens": ("idle", lambda w: w.backend.plan_step({"a": [[1, 2]]}), "integers"),
+    "plan twice": ("planned", lambda w: w.backend.plan_step({"a": 1}), END),
+    "plan within": ("written", lambda w: w.backend.plan_step({}), END),
+    "acknowledge within": ("written", lambda w: w.backend.acknowledge(), END),
+    "drain within": ("written", lambda w: w.backend.drain(), END),
+    "sleep within": ("planned", lambda w: w.backend.sleep(), END),
+    "reset within": ("planned", lambda w: w.backend.reset_prefix_cache(), END),
+    "sleep too deep": ("idle", lambda w: w.backend.sleep(3), "use 1"),
+    # order of a step
+    "begin nothing": ("idle", lambda w: w.backend.begin_step(w.stale_plan), PLAN),
+    "begin a stale plan": ("planned", lambda w: w.backend.begin_step(w.stale_plan), LAST),
+    "begin a copy": (
+        "planned",
+        lambda w: w.backend.begin_step(StepPlan.from_bytes(w.plan.to_bytes())),
+        LAST,
+    ),
+    "begin twice": ("begun", lambda w: w.backend.begin_step(w.plan), END),
+    "end unbegun": ("planned", lambda w: w.backend.end_step(), BEGIN),
+    "end nothing": ("idle", lambda w: w.backend.end_step(), BEGIN),
+    "abandon nothing": ("planned", lambda w: w.backend.abandon_step(), BEGIN),
+    "end without rows": ("begun", lambda w: w.backend.end_step(), r"layers \[0, 1, 2\]"),
+    "end with some rows": ("written", lambda w: w.backend.end_step(), r"groups \[1\].*abandon"),
+    "accept more": ("computed", lambda w: w.backend.end_step({"a": 2}), r"use 0\.\.1"),
+    "accept less than none": ("computed", lambda w: w.backend.end_step({"a": -1}), r"use 0\.\.1"),
+    "accept a stranger": ("computed", lambda w: w.backend.end_step({"w": 1}), r"\['a'\]"),
+    "accept a stale one": ("computed", lambda w: w.backend.end_step({w.stale: 1}), OWN),
+    # rows
+    "write outside": ("idle", lambda w: w.backend.write(0, w.zeros(ROW)), BEGIN),
+    "write before": ("planned", lambda w: w.backend.write(0, w.zeros(ROW)), BEGIN),
+    "write no layer": ("begun", lambda w: w.backend.write(3, w.zeros(ROW)), r"0\.\.2"),
+    "write layer -1": ("begun", lambda w: w.backend.write(-1, w.zeros(ROW)), r"0\.\.2"),
+    "write narrow": ("begun", lambda w: w.backend.write(0, w.zeros(ROW - 1)), rf"\[1, {ROW}\]"),
+    "write more": ("begun", lambda w: w.backend.write(0, w.zeros(ROW, 2)), rf"\[1, {ROW}\]"),
+    "write floats": (
+        "begun",
+        lambda w: w.backend.write(0, w.zeros(ROW, dtype=np.float32)),
+        "must be uint8",
+    ),
+    "write bfloat16": (
+        "begun",
+        lambda w: w.backend.write(0, torch.zeros(1, ROW // 2, dtype=torch.bfloat16)),
+        r"view\(torch.uint8\)",
+    ),
+    "write a list": ("begun", lambda w: w.backend.write(0, [[0] * ROW]), "numpy array or a torch"),
+    "write with gaps": (
+        "begun",
+        lambda w: w.backend.write(0, w.zeros(2 * ROW)[:, ::2]),
+        "ascontiguousarray",
+    ),
+    "write strided torch": (
+        "begun",
+        lambda w: w.backend.write(0, torch.zeros(1, 2 * ROW, dtype=torch.uint8)[:, ::2]),
+        "contiguous",
+    ),
+    "write meta": (
+        "begun",
+        lambda w: w.backend.write(0, torch.zeros(1, ROW, dtype=torch.uint8, device="meta")),
+        "move it",
+    ),
+    "index no group": ("begun", lambda w: w.backend.write_index(2, w.zeros(INDEX_ROW)), r"0\.\.1"),
+    "index wide": ("begun", lambda w: w.backend.write_index(0, w.zeros(ROW)), r"\[1, 8\]"),
+    "keys outside": ("idle", lambda w: w.backend.index_keys(0, "a"), BEGIN),
+    "keys unwritten": ("written", lambda w: w.backend.index_keys(1, "a"), INDEX),
+    "keys of nobody": ("written", lambda w: w.backend.index_keys(0, "w"), r"those of \['a'\]"),
+    # selections
+    "resolve outside": ("idle", lambda w: w.backend.resolve(0, w.top_k(0)), BEGIN),
+    "resolve unwritten": ("begun", lambda w: w.backend.resolve(0, w.top_k(0)), "write comes first"),
+    "resolve no layer": ("written", lambda w: w.backend.resolve(7, w.top_k(0)), r"0\.\.2"),
+    "a leader without": ("written", lambda w: w.backend.resolve(0), "pass top_k"),
+    "resolve wide": ("written", lambda w: w.backend.resolve(0, w.top_k(*range(7))), "policy.top_k"),
+    "resolve floats": (
+        "written",
+        lambda w: w.backend.resolve(0, w.top_k(0, dtype=np.float32)),
+        "int32 or int64",
+    ),
+    "resolve a vector": ("written", lambda w: w.backend.resolve(0, w.top_k(0)[0]), r"\[1, k\]"),
+    "resolve two rows": (
+        "written",
+        lambda w: w.backend.resolve(0, np.zeros((2, 1), np.int32)),
+        r"\[1, k\]",
+    ),
+    "resolve with gaps": (
+        "written",
+        lambda w: w.backend.resolve(0, w.top_k(0, 1, 2, 3)[:, ::2]),
+        "ascontiguousarray",
+    ),
+    "select what is not written": (
+        "written",
+        lambda w: w.backend.resolve(0, w.top_k(0, 23)),
+        r"may select 0\.\.22",
+    ),
+    "select -2": ("written", lambda w: w.backend.resolve(0, w.top_k(0, -2)), "or -1 for none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_raises_with_the_fix_and_changes_nothing(name):
+    place, call, fix = MISUSE[name]
+    world = World(place)
+    before = world.fingerprint()
+    with pytest.raises(StaleEpoch if fix == OWN else UsageError, match=fix):
+        call(world)
+    assert world.fingerprint() == before
+    world.go_on()
+
+
+def test_a_follower_does_not_resolve_before_its_leader_nor_choose():
+    world = World("written")
+    world.backend.write(1, world.zeros(ROW))
+    before = world.fingerprint()
+    with pytest.raises(UsageError, match="leader 0 has not resolved"):
+        world.backend.resolve(1)
+    with pytest.raises(UsageError, match="pass None"):
+        world.backend.resolve(1, world.top_k(0))
+    assert world.fingerprint() == before
+    world.go_on()
+
+
+def test_a_step_does_not_end_before_followers_resolved():
+    world = World("begun")
+    for layer in range(3):
+        world.backend.write(layer, rows := world.zeros(ROW))
+    for group in range(2):
+        world.backend.write_index(group, rows[:, :INDEX_ROW].copy())
+    world.backend.resolve(0, world.top_k(0))
+    before = world.fingerprint()
+    with pytest.raises(UsageError, match=r"layers \[1\] did not gather"):
+        world.backend.end_step()
+    assert world.fingerprint() == before
+    world.backend.resolve(1)
+    world.go_on()
+
+
+def test_a_prompt_is_not_computed_from_other_tokens():
+    world = World("idle")
+    world.backend.abort("a")
+    while "w" in world.backend.requests and not world.backend.acknowledge().admitted:
+        world.engine.step({})
+    before = world.fingerprint()
+    with pytest.raises(UsageError, match="pass the next ones, or their number"):
+        world.backend.plan_step({"w": [*PROMPT[::-1][:4], 5]})
+    assert world.fingerprint() == before
+    world.engine.prefill("w")
+
+
+def test_a_request_is_finished_once_and_after_its_prompt():
+    world = World("idle")
+    world.backend.abort("w")
+    before = world.fingerprint()
+    world.engine.admit("short", [1, 2, 3], 4)
+    with pytest.raises(UsageError, match="must be DECODE"):
+        world.backend.finish("short")
+    world.backend.abort("short")
+    assert world.fingerprint() != before
+    world.backend.finish("a")
+    before = world.fingerprint()
+    with pytest.raises(UsageError, match="has ended"):
+        world.backend.finish("a")
+    with pytest.raises(UsageError, match="has ended"):
+        world.backend.plan_step({"a": 1})
+    assert world.fingerprint() == before
+
+
+def test_drain_says_who_has_not_ended():
+    world = World("idle")
+    with pytest.raises(UsageError, match=r"\('a', 2\).*finish or abort"):
+        world.backend.drain()
+    world.go_on()
+
+
+def test_two_engines_do_not_share_a_log(tmp_path):
+    log = MemoryLog(None)
+    with HiSparseBackend(settings(), log=log):
+        with pytest.raises(UsageError, match="a log of its own"):
+            HiSparseBackend(settings(), log=log)
+        with pytest.raises(UsageError, match="a log of its own"):
+            SchedulerConnector(settings(), log=log)
+    with HiSparseBackend(settings(), log=tmp_path / "one") as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 8)
+        engine.prefill("a")
+        before = backend.coordinator.digest(), backend.coordinator.log.last_seq
+        with pytest.raises(LogError, match="a directory of its own"):
+            HiSparseBackend(settings(), log=tmp_path / "one")
+        assert before == (backend.coordinator.digest(), backend.coordinator.log.last_seq)
+        engine.decode("a")
+    for _ in range(2):  # who was refused holds no lock
+        with pytest.raises(UsageError, match="use a fresh one"):
+            HiSparseBackend(settings(), log=tmp_path / "one")
+
+
+def test_what_is_shut_down_says_so():
+    backend = opened()
+    backend.shutdown()
+    backend.shutdown()
+    for call in (lambda: backend.admit("a", PROMPT, 5), lambda: backend.plan_step({}),
+                 backend.acknowledge, backend.drain, backend.end_step):  # fmt: skip
+        with pytest.raises(UsageError, match="make another one"):
+            call()
+    for call in (lambda: backend.write(0, World.zeros(ROW)), lambda: backend.finish("a")):
+        with pytest.raises(UsageError):
+            call()
+
+
+def test_a_configuration_that_offloads_nothing_or_has_ranks_is_refused():
+    with pytest.raises(ConfigError, match="use 'hybrid'") as caught:
+        HiSparseBackend(settings(policy={"name": "resident"}))
+    assert caught.value.fixes == {"policy.name": "hybrid"}
+    with pytest.raises(ConfigError, match="one SchedulerConnector"):
+        HiSparseBackend(settings(ranks=2))
+    with pytest.raises(ConfigError, match="gpu_blocks"):
+        HiSparseBackend(settings(gpu_blocks=3))
+
+
+# -- the halves ------------------------------------------------------------------------------------
+
+
+def test_bytes_that_the_other_half_did_not_make_are_refused_and_change_nothing():
+    scheduler, rank = SchedulerConnector(settings()), WorkerConnector(settings())
+    scheduler.admit("a", PROMPT, 8)
+    plan = scheduler.plan_step({"a": 8})
+    message = plan.to_bytes()
+    for spoilt in (b"", b"\xc1", message[:-1], message[1:], b"\x90"):
+        with pytest.raises(ProtocolError, match="no StepPlan"):
+            rank.begin_step(spoilt)
+    with pytest.raises(ProtocolError, match="no message of a command"):
+        rank.begin_step(StepPlan(plan.step, (), (), (), (), b"\xc1"))
+    assert rank.worker.to_seq == 0 and not rank.in_step
+    rank.begin_step(message)
+    rank.abandon_step()
+    scheduler.end_step({"a": 0})
+    digest = scheduler.coordinator.digest()
+    for spoilt in (b"\xc1", b"\x93", message):
+        with pytest.raises(ProtocolError, match="no message of acknowledgements"):
+            scheduler.acknowledge(spoilt)
+    assert scheduler.coordinator.digest() == digest
+    scheduler.acknowledge(rank.acknowledgements())
+    with pytest.raises(ProtocolError, match="does not continue"):
+        rank.begin_step(message)
+    scheduler.shutdown()
+    rank.shutdown()
