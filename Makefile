@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := runs/demo
+# A worker a core, up to 8; each test runs in one of them, and torch has one thread in each.
+WORKERS ?= -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test lint clean help
 .DELETE_ON_ERROR:
@@ -63,7 +65,7 @@ demo: $(VENV)/.run
 	  else echo "digests differ: live $$live, replayed $$replayed" >&2; exit 1; fi
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" $(WORKERS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .; code=$$?; $(BIN)/ruff format --check --quiet . || code=1; \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import msgspec
 from hisparse.cli.errors import LOSS, VIOLATION, say
 from hisparse.cli.opening import DIRECTORY
 from hisparse.cli.output import emit, emit_json, table
-from hisparse.errors import LogError
+from hisparse.errors import LogDamage, LogError
+from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.log_repair import compact_stream, recover_stream, streams
 from hisparse.fsm.log_salvage import Salvage, rewrite
 
@@ -66,7 +68,8 @@ def _recovered(path: Path) -> dict[str, Any]:
     except LogError as error:
         if "is being written" in str(error):
             raise
-        return {"last_seq": None, "events": None, "lost": [], "damage": str(error)}
+        last_seq, events = _readable(path)
+        return {"last_seq": last_seq, "events": events, "lost": [], "damage": str(error)}
     loss = [] if found.loss is None else [found.loss]
     lost = [
         {
@@ -80,7 +83,21 @@ def _recovered(path: Path) -> dict[str, Any]:
         }
         for one in loss
     ]
-    return {"last_seq": found.last_seq, "events": None, "lost": lost, "damage": None}
+    return {"last_seq": found.last_seq, "events": found.events, "lost": lost, "damage": None}
+
+
+def _readable(path: Path) -> tuple[int | None, int | None]:
+    """The last seq before the damage, and how many events there are; None for a stream that cannot
+    even be opened."""
+    try:
+        history = LogHistory.open(path.parent, stream=path.name)
+    except LogError:
+        return None, None
+    last_seq, events = history.first_seq - 1, 0
+    with suppress(LogDamage):
+        for last_seq, _, _ in history.frames(history.first_seq):  # noqa: B007
+            events += 1
+    return last_seq, events
 
 
 def _salvaged(directory: Path, out: Path, name: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Recovery(msgspec.Struct, frozen=True):
     """What recovery found in a stream. `loss` was moved aside."""
 
     last_seq: int
+    events: int
     loss: Loss | None
 
 
@@ -61,7 +62,7 @@ def recover_stream(path: Path, *, disk: Disk | None = None) -> Recovery:
     with _locked(disk, path):
         found = recover(disk, path, lambda number, first_seq: _FOREIGN, sync=True)
         Snapshots(disk, path, b"").set_aside_after(found.last_seq)
-        return Recovery(found.last_seq, found.loss)
+        return Recovery(found.last_seq, found.events, found.loss)
 
 
 def compact_stream(path: Path, *, disk: Disk | None = None) -> Compaction:

@@ -104,6 +104,7 @@ class Recovered(NamedTuple):
 
     last_seq: int
     oldest_seq: int
+    events: int
     segments: int
     last_number: int  # of the segment with the highest number, 0 if there is none
     loss: Loss | None
@@ -119,9 +120,10 @@ def recover(
     another one is not gone on with. Raises LogError for damage before the last segment's tail.
     """
     walk = FrameWalk(disk, directory, 0)
+    events = 0
     try:
-        while walk.frames():
-            pass
+        while frames := walk.frames():
+            events += len(frames)
         here, loss = walk.segment, walk.loss
         if loss is not None:
             if not loss.torn:
@@ -136,7 +138,7 @@ def recover(
             segment = SegmentWriter(disk, fd, header, here.offset)
         last_number = numbers[-1] if numbers else 0
         return Recovered(
-            walk.next_seq - 1, walk.first_seq, len(numbers), last_number, loss, segment
+            walk.next_seq - 1, walk.first_seq, events, len(numbers), last_number, loss, segment
         )
     finally:
         walk.close()

@@ -292,7 +292,10 @@ def test_tail_follows_a_writer_of_another_process(tmp_path, recorded):
 def test_recover_of_an_intact_log_is_exit_0(copy):
     result = call("log", "recover", copy[0], "--json")
     assert result.exit_code == 0 and result.stderr == ""
-    assert json.loads(result.stdout)["streams"]["scheduler"]["lost"] == []
+    done = json.loads(result.stdout)["streams"]["scheduler"]
+    info = json.loads(call("log", "info", copy[0], "--json").stdout)
+    assert done["lost"] == []
+    assert (done["events"], done["last_seq"]) == (info["events"], info["last_seq"])
 
 
 def test_recover_sets_a_torn_tail_aside_and_exits_3(copy):
@@ -303,7 +306,10 @@ def test_recover_sets_a_torn_tail_aside_and_exits_3(copy):
     assert result.exit_code == 3 and "torn tail" in result.stderr
     (torn,) = segment.parent.glob("*.torn")
     assert segment.read_bytes() + torn.read_bytes() == data[:-3]
-    assert call("log", "info", directory).exit_code == 0
+    info = call("log", "info", directory, "--json")
+    assert info.exit_code == 0
+    done = json.loads(result.stdout)["streams"]["scheduler"]
+    assert done["events"] == json.loads(info.stdout)["events"]
 
 
 def test_recover_leaves_damage_in_the_middle_alone_and_exits_1(segmented):
@@ -313,6 +319,8 @@ def test_recover_leaves_damage_in_the_middle_alone_and_exits_1(segmented):
     result = call("log", "recover", segmented)
     assert result.exit_code == 1 and "--salvage" in result.stderr
     assert path.read_bytes() == before
+    done = json.loads(call("log", "recover", segmented, "--json").stdout)["streams"]["scheduler"]
+    assert done["events"] == done["last_seq"] > 0  # those before the damage
 
 
 def test_recover_salvages_what_is_intact_and_says_what_it_lost(segmented, recorded, tmp_path):

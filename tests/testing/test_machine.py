@@ -56,29 +56,34 @@ def steps_of(error):
     return [line.partition("state.")[2] for line in shown]
 
 
-def test_a_fault_in_the_code_is_found_as_a_short_program():
-    fault, invariants = MUTANTS["reuse_an_epoch"]
-    with fault(), pytest.raises(InvariantViolation) as found:
-        run_state_machine_as_test(HiSparseMachine, settings=SEARCH)
-    assert found.value.invariant in invariants
-    steps = steps_of(found.value)
+class Kept(HiSparseMachine):
+    pass
+
+
+@pytest.fixture(scope="module")
+def reused(tmp_path_factory):
+    """A search of the code that gives blocks out again under their epoch: its error, and where
+    the log and the program are kept."""
+    Kept.keep_logs = tmp_path_factory.mktemp("kept")
+    with MUTANTS["reuse_an_epoch"][0](), pytest.raises(InvariantViolation) as found:
+        run_state_machine_as_test(Kept, settings=SEARCH)
+    return found.value, Kept.keep_logs / "Kept"
+
+
+def test_a_fault_in_the_code_is_found_as_a_short_program(reused):
+    error, _ = reused
+    assert error.invariant in MUTANTS["reuse_an_epoch"][1]
+    steps = steps_of(error)
     assert (
         steps[0].startswith("begin(") and "world=World(" in steps[0] and steps[-1] == "teardown()"
     )
     assert 3 <= len(steps) <= 7 and all(len(step) < 100 for step in steps), steps
 
 
-class Kept(HiSparseMachine):
-    pass
-
-
-def test_what_the_machine_found_is_replayed_checked_shrunk_and_done_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(Kept, "keep_logs", tmp_path)
+def test_what_the_machine_found_is_replayed_checked_shrunk_and_done_again(reused):
+    error, kept = reused
     fault, (invariant,) = MUTANTS["reuse_an_epoch"]
-    with fault(), pytest.raises(InvariantViolation) as found:
-        run_state_machine_as_test(Kept, settings=SEARCH)
-    kept = tmp_path / "Kept"
-    replay = next(note for note in found.value.__notes__ if note.startswith("replay: "))
+    replay = next(note for note in error.__notes__ if note.startswith("replay: "))
     at = replay.rpartition(" ")[2]
     assert replay == f"replay: hisparse replay {kept} --at {at}"
 
