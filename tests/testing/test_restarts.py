@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from kinds_rig import found_by
 
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import LogDamage, ProtocolError, UsageError
@@ -23,7 +24,6 @@ from hisparse.kv import coordinator as kv_coordinator
 from hisparse.kv import restart
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.scheduler import SchedulerCrash
-from hisparse.testing.campaign import run_campaign
 from hisparse.testing.replica import SimReplica
 from hisparse.testing.swarm import Swarm
 
@@ -268,16 +268,9 @@ def test_a_log_with_a_gap_is_not_gone_on_with():
 # -- without it, the simulator finds out -----------------------------------------------------------
 
 
-def found_by(kind, **more):
-    campaign = run_campaign(range(60), kinds=[kind], steps=120, **more)
-    assert campaign.found, f"nothing in {len(campaign.seeds)} seeds"
-    assert kind in campaign.found[0].faults
-    return campaign.found[0].result.violation.invariant
-
-
 def test_caches_that_outlive_a_lost_rank_are_read_as_other_bytes():
     with mock.patch.object(kv_coordinator, "drop_all", lambda state, suffix, cause: iter(())):
-        assert found_by("rank_crash") == "content"
+        assert found_by("rank_crash", seeds=60, steps=120) == "content"
 
 
 def test_copies_that_wait_for_a_lost_rank_never_settle():
@@ -285,7 +278,7 @@ def test_copies_that_wait_for_a_lost_rank_never_settle():
         return ev.AcknowledgementsTaken(seq, rank, 0, 0, 0, (), (), (), (), (), (), 0)
 
     with mock.patch.object(restart, "unanswered", nothing):
-        assert found_by("rank_crash", ranks=2) in ("progress", "rank_quorum")
+        assert found_by("rank_crash", ranks=2, steps=120) in ("progress", "rank_quorum")
 
 
 def test_words_that_were_taken_in_and_not_acted_on_are_lost_with_the_scheduler():
@@ -295,4 +288,4 @@ def test_words_that_were_taken_in_and_not_acted_on_are_lost_with_the_scheduler()
     complete = restart.complete
     often = mock.patch.object(SchedulerCrash, "rates", (0.1,))
     with mock.patch.object(restart, "complete", forget), often:
-        assert found_by("scheduler_crash") in ("progress", "survives")
+        assert found_by("scheduler_crash", seeds=60, steps=120) in ("progress", "survives")

@@ -10,6 +10,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from kinds_rig import found_by
 
 from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import LogError
@@ -18,7 +19,6 @@ from hisparse.fsm.log_batch import BatchWriter
 from hisparse.fsm.log_files import write_file
 from hisparse.kv import acknowledgements, coordinator
 from hisparse.testing.atlas import ATLAS
-from hisparse.testing.campaign import run_campaign
 from hisparse.testing.disk import SimDisk
 
 HERE = Path("/sim")
@@ -175,6 +175,4 @@ BESIDE = {"ack_old_worker": ["rank_crash"], "disk_full": ["log_torn"]}
 def test_a_broken_rule_is_found_by_the_kind_that_tries_it(kind):
     often = mock.patch.object(ATLAS[kind], "rates", (0.1,))
     with BROKEN[kind](), often:
-        campaign = run_campaign(range(40), kinds=[kind, *BESIDE.get(kind, ())], steps=60)
-    assert campaign.found, campaign.report()
-    assert kind in campaign.found[0].faults
+        found_by(kind, *BESIDE.get(kind, ()))
