@@ -38,7 +38,9 @@ def documented(name):
 @pytest.mark.parametrize("name", ["test_policies.py", "test_policies_machine.py"])
 def test_the_documented_example_finds_the_broken_policy(project, name):
     for file in ("policies.py", name):
-        (project.path / file).write_text(documented(file))
+        # Hypothesis looks for the shortest for most of a minute: `test_machine.py` sees it do so.
+        text = documented(file).replace("Phase.generate, Phase.shrink", "Phase.generate")
+        (project.path / file).write_text(text)
     result = project.run_tests("--hisparse-steps", "60", name)
     result.assert_outcomes(failed=1)
     text = result.stdout.str()
@@ -78,7 +80,7 @@ def test_a_failure_shows_seed_witness_and_how_to_see_it_again(project):
         from policies import Halves
 
         def test_it(hisparse_sim):
-            hisparse_sim(policy=Halves, steps=30, seeds=range(3))
+            hisparse_sim(policy=Halves, steps=30, seeds=range(3), ranks=1)
         """,
     )
     result = project.run_tests("--hisparse-keep-logs", "kept", "--hisparse-faults", "requests")
