@@ -138,7 +138,10 @@ class Rig:
             runtime = self.worker.handles[layer].runtime
             view = runtime.hot if tier == "gpu" else runtime.host
             rows = contents(row, layer, range(page * PAGE, (page + 1) * PAGE))
-            view.array[ident] = rows if isinstance(view.base, np.ndarray) else self.upload(rows)
+            on_host = isinstance(view.base, np.ndarray)
+            view.array[ident] = rows if on_host else self.upload(rows)
+            if not on_host:  # before the next rows take the memory of these
+                self.device.torch.cuda.synchronize()
 
     def upload(self, array):
         """On the device, when it returns."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hisparse.device.cuda.kernels import ResolveSizes, load, require_cupy
+from hisparse.device.cuda.kernels import load, require_cupy
 
 HOLD_MAX_NS = 100_000_000
 
@@ -57,14 +57,14 @@ class Lane:
         return float(1000 * self.times(self.marks[0])[-1])
 
 
-def run(lanes: Sequence[Lane], sizes: ResolveSizes, *, held: bool = True) -> list[float]:
+def run(lanes: Sequence[Lane], *, held: bool = True) -> list[float]:
     """GB/s of each lane while all were at work.
 
     Held, the lanes start together when all is queued (or after `HOLD_MAX_NS`, should the driver
     take no more before); otherwise each starts as it is queued.
     """
     cupy = require_cupy()
-    hold = load("attend.cu", sizes).get_function("hisparse_hold")
+    hold = load("hold.cu").get_function("hisparse_hold")
     go = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
     go[0] = not held
     cupy.cuda.runtime.deviceSynchronize()

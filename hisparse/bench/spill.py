@@ -131,7 +131,7 @@ def bench_alone(rows: Rows, runs: int) -> list[Case]:
         for name, make in ways.items():
             for held, idle in ((True, ""), (False, ", from idle")):
                 lane = make()
-                rate = run([lane], rows.sizes, held=held)[0]
+                rate = run([lane], held=held)[0]
                 if turn:
                     taken.setdefault((name, idle), []).append([rate])
                     taken.setdefault((name, "CPU"), []).append([lane.cpu_us])

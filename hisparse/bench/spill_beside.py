@@ -102,7 +102,7 @@ def bench_beside_decode(rows: Rows, runs: int) -> list[Case]:
                 lanes = [loop]
                 if copies is not None:  # enough of them to outlast the slowest loop
                     lanes.append(tiers.spills(copies, 20 + int(1.5 * longest_us / _SPILL_US)))
-                rates = run(lanes, world.sizes)
+                rates = run(lanes)
                 longest_us = max(longest_us, loop.duration_us)
                 if turn:
                     ends = [lane.times(loop.marks[0])[-1] for lane in lanes]
@@ -138,7 +138,7 @@ def bench_beside_misses(rows: Rows, runs: int) -> list[Case]:
     samples: dict[str, list[list[float]]] = {name: [] for name in pairs}
     for turn in range(runs + 1):
         for name, lanes in pairs.items():
-            rates = run(lanes, world.sizes)
+            rates = run(lanes)
             if turn:
                 samples[name].append(rates)
     totals = {name: [[sum(rates)] for rates in taken] for name, taken in samples.items()}

@@ -1,4 +1,5 @@
-"""`hisparse fuzz`: the simulator over many seeds, with the whole fault atlas. No torch.
+"""`hisparse fuzz`: the simulator over many seeds, with the whole fault atlas. No torch but with
+`--device cuda`.
 
 Exits 1 where a seed fails, or a mark of the atlas was hit by none; 0 otherwise.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -31,6 +32,7 @@ SEEDS = "0..500"
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps with faults, a seed.")
 @click.option("--minutes", type=click.FloatRange(0), metavar="M", help="Stop after so long.")
 @click.option("--ranks", type=click.IntRange(1, 3), help="Worker ranks.  [default: 1 to 3, drawn]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Of the ranks.")
 @click.option("--faults", default="", metavar="A,B,-C", help="Kinds or families; -C leaves out.")
 @click.option("--keep-logs", type=click.Path(path_type=Path), metavar="DIR", help="See above.")
 @click.option("--program", type=click.Path(path_type=Path), metavar="FILE", help="Do it again.")
@@ -42,6 +44,7 @@ def fuzz(
     steps: int | None,
     minutes: float | None,
     ranks: int | None,
+    device: str,
     faults: str,
     keep_logs: Path | None,
     program: Path | None,
@@ -54,7 +57,9 @@ def fuzz(
     seed that fails is run again with less and less switched on and done. --keep-logs writes the log
     of that to DIR/seed-S, for replay, check and why, and beside it program.json, for --program
     (with --seed: whatever came out). With --minutes alone, seeds go on for as long. Exits 1 for a
-    violation, and for marks of the atlas that no seed hit.
+    violation, and for marks of the atlas that no seed hit. --device cuda: the same worlds with real
+    copies on a GPU, where a seed says what is done, and no longer how it interleaves; no mark is
+    asked for.
 
     Example: hisparse fuzz --seed 7 --ranks 2
     """
@@ -68,12 +73,17 @@ def fuzz(
     if program is not None and (seed is not None or seeds is not None or minutes is not None):
         raise ConfigError("--program is one run: leave out --seed, --seeds and --minutes")
     if program is not None:
-        return play_file(program, keep_logs, as_json)
+        return play_file(program, keep_logs, as_json, device)
     if listed:
         emit_json({"faults": atlas_rows()}) if as_json else emit(atlas_text())
         return 0
     wanted, total = chosen_seeds(seeds, seed, minutes)
     bar = Progress()
+    how: dict[str, Any] = {}
+    if device == "cuda":
+        from hisparse.testing.on_gpu import play_on_gpu, simulate_on_gpu
+
+        how = {"run": simulate_on_gpu, "play": play_on_gpu, "asks_marks": False}
     try:
         campaign = run_campaign(
             wanted,
@@ -81,6 +91,7 @@ def fuzz(
             ranks=ranks,
             steps=steps if steps is not None else STEPS,
             minutes=minutes,
+            **how,
             progress=lambda c: bar("seeds", len(c.seeds), total),
         )
     finally:
@@ -92,7 +103,8 @@ def fuzz(
             keep(result, keep_logs / f"seed-{result.seed}")
     emit_json(campaign.report()) if as_json else emit(as_text(campaign))
     for found in campaign.found:
-        options = [f"--ranks {ranks}"] * bool(ranks) + [f"--steps {steps}"] * bool(steps)
+        options = [f"--device {device}"] * (device != "cpu")
+        options += [f"--ranks {ranks}"] * bool(ranks) + [f"--steps {steps}"] * bool(steps)
         options += [f"--faults {faults}"] * bool(faults)
         tell(found, keep_logs, " ".join([f"hisparse fuzz --seed {found.result.seed}", *options]))
     if campaign.marks_missing and not campaign.found:
@@ -159,7 +171,7 @@ def tell(found: Found, kept: Path | None, command: str) -> None:
     say(f"replay: hisparse replay {where} --at {max(violation.seq - 1, 0)}")
 
 
-def play_file(path: Path, keep_logs: Path | None, as_json: bool) -> int:
+def play_file(path: Path, keep_logs: Path | None, as_json: bool, device: str) -> int:
     """Do a program again, and say what came of it."""
     from hisparse.testing.logs import keep
     from hisparse.testing.program import from_json
@@ -170,7 +182,12 @@ def play_file(path: Path, keep_logs: Path | None, as_json: bool) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"--program {path}: {reason}; give a file of --keep-logs") from None
-    result = play(program)
+    if device == "cuda":
+        from hisparse.testing.on_gpu import play_on_gpu
+
+        result = play_on_gpu(program)
+    else:
+        result = play(program)
     if keep_logs is not None:
         keep(result, keep_logs)
     violation = result.violation

@@ -31,8 +31,8 @@ class StepRows:
     span: int | None = None
     """None: host arrays. Else the arrays are device memory whose content no host code looks at,
     so that a captured graph can read them, and each request has exactly `span` adjacent tokens of
-    which the last may be padding, if it selects nothing: n is a multiple of it. Only a backend
-    with graphs takes these."""
+    which the last may be padding: n is a multiple of it. What padding selects is not looked at.
+    Only a backend with graphs takes these."""
 
 
 def ordinals(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:

@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hisparse.config import HiSparseConfig
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.device import backend
 from hisparse.device.backend import Sink
+from hisparse.device.cpu.kernels import copy_slots
 from hisparse.device.cpu.streams import SimDevice, SimEvent, SimStream
+from hisparse.device.handle import PagedCacheView
 from hisparse.device.transfers import CopyFault
 from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import DeviceError, ProtocolError
 from hisparse.fsm.wire import Acknowledgements, Table
 from hisparse.testing.tagged import ForwardPass
+
+if TYPE_CHECKING:
+    from hisparse.testing.on_gpu import CudaRankDevice
 
 INBOX_STEPS_MAX = 6  # a rank is never further behind: an engine has only so many steps in flight
 
@@ -63,35 +67,73 @@ class Channel:
         return [message for _, _, message in there]
 
 
-class RankDevice(SimDevice):
-    """A `SimDevice` that can refuse memory, and whose streams can be held open: nothing queued
-    behind a hold runs before it is let go, or something has to wait for the device as a whole.
+class Hold(Protocol):
+    """A stream that is held open; ``done = True`` lets go."""
+
+    done: bool
+
+
+Place = tuple[PagedCacheView, int, int]  # a row of a block of a view
+
+
+class Refusals:
+    """Memory that a device is made to refuse.
 
     `pinned_left`: allocations of pinned memory that are granted before one is refused (None: all);
     `recommits_refused`: the next return of discarded memory is. `refused` counts what was.
     """
 
-    def __init__(self, seed: int, lag: float) -> None:
-        super().__init__(seed, lag)
-        self.pinned_left: int | None = None
-        self.recommits_refused = False
-        self.refused = 0
-        self._holds: list[SimEvent] = []
+    pinned_left: int | None = None
+    recommits_refused = False
+    refused = 0
 
-    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
+    def grant_pinned(self, size_bytes: int) -> None:
+        """Raises DeviceError where it is refused."""
         if self.pinned_left == 0:
             self.refused += 1
             raise DeviceError(f"pinned memory is refused: {size_bytes} B")
         if self.pinned_left is not None:
             self.pinned_left -= 1
-        return super().allocate_pinned(size_bytes, fill, granule)
 
-    def recommit(self, array: Any, fill: int = 0) -> None:
+    def grant_recommit(self) -> None:
+        """Raises DeviceError where it is refused."""
         if self.recommits_refused:
             self.recommits_refused = False
             self.refused += 1
             raise DeviceError("memory that was discarded is not given back")
+
+
+class RankDevice(Refusals, SimDevice):
+    """A `SimDevice` that can refuse memory, and whose streams can be held open: nothing queued
+    behind a hold runs before it is let go, or something has to wait for the device as a whole."""
+
+    def __init__(self, seed: int, lag: float) -> None:
+        super().__init__(seed, lag)
+        self._holds: list[SimEvent] = []
+
+    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
+        self.grant_pinned(size_bytes)
+        return super().allocate_pinned(size_bytes, fill, granule)
+
+    def recommit(self, array: Any, fill: int = 0) -> None:
+        self.grant_recommit()
         super().recommit(array, fill)
+
+    def look(self, check: Callable[..., None], *arrays: Any) -> None:
+        """Inside an op of compute: `check` gets `arrays` as they are now."""
+        check(*arrays)
+
+    def copy_rows(self, stream: SimStream, source: Place, target: Place, rows: int) -> None:
+        """Queue a copy of adjacent rows."""
+        stream.enqueue(lambda: copy_slots(*source, *target, rows))
+
+    def fingerprint(self, tables: Sequence[Any]) -> tuple[object, ...]:
+        """Equal to an earlier one only if nothing was queued since, and no table is another."""
+        pending = [stream.pending_units for stream in self.streams]
+        return *pending, *(table.tobytes() for table in tables)
+
+    def end(self) -> None:
+        """Its process is gone: what is queued never runs."""
 
     def hold(self, stream: SimStream) -> SimEvent:
         """Hold `stream`; ``done = True`` on what is returned lets go."""
@@ -105,6 +147,9 @@ class RankDevice(SimDevice):
             event.done = True
         self._holds.clear()
         super().synchronize(target)
+
+
+AnyRankDevice: TypeAlias = "RankDevice | CudaRankDevice"
 
 
 class SimRank:
@@ -121,7 +166,7 @@ class SimRank:
         self,
         config: HiSparseConfig,
         number: int,
-        device: RankDevice,
+        device: AnyRankDevice,
         seed: str,
         *,
         worker_epoch: int = 1,
@@ -152,6 +197,7 @@ class SimRank:
         """Its process ends here; what it said is under way. Its memory goes with it."""
         self.dead = True
         self.inbox.clear()
+        self.device.end()
 
     def run(self, now: int) -> None:
         """Begin and end what lies in the inbox, unless the rank is behind."""
@@ -162,7 +208,7 @@ class SimRank:
     def run_one(self) -> None:
         task = self.inbox.popleft()
         self.connector.start_load_kv(task.meta)
-        task.work.run(self.worker)
+        task.work.run(self.worker, self.device.look)
         self.connector.wait_for_save()
 
     def refuses(self, meta: bytes | None) -> bool:
@@ -176,6 +222,6 @@ class SimRank:
         return False
 
     def _fingerprint(self) -> tuple[object, ...]:
-        pending = [stream.pending_units for stream in self.device.streams]
-        tables = np.concatenate([np.ravel(self.worker.tables[table]) for table in Table])
-        return self.worker.to_seq, len(self.worker.transfers), *pending, tables.tobytes()
+        tables = [self.worker.tables[table] for table in Table]
+        given = self.device.fingerprint(tables)
+        return self.worker.to_seq, len(self.worker.transfers), *given

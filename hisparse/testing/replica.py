@@ -19,7 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ from hisparse.fsm.wire import Acknowledgements, AnyTransfer
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.base import Fault, Incident
 from hisparse.testing.liveness import settle
-from hisparse.testing.rank import RankDevice, SimRank, Task
+from hisparse.testing.rank import AnyRankDevice, RankDevice, SimRank, Task
 from hisparse.testing.restarts import Restarts, SchedulerDied, SimLog
 from hisparse.testing.store import Store
 from hisparse.testing.tagged import Seen, TaggedModel
@@ -65,6 +65,8 @@ class SimReplica:
         tides: a few long requests among short ones (`worlds.Workload`).
         check_every: steps from one look at the whole state to the next.
     """
+
+    device_type: ClassVar[type[Any]] = RankDevice  # made of a seed and a lag
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class SimReplica:
         self.model = TaggedModel(config, random.Random(f"{seed} model"))
         self.store = Store(config, seed, dict(disk)) if disk is not None else None
         self.restarts = Restarts(self, seed)
-        self.on_device: list[Callable[[int, RankDevice], None]] = []  # called with each new one
+        self.on_device: list[Callable[[int, AnyRankDevice], None]] = []  # called with each new one
         self.on_open: list[Callable[[], None]] = []  # called when a scheduler has begun
         self.faults: list[Fault] = [
             ATLAS[kind](self, rate, random.Random(f"{seed} fault {kind}"))
@@ -140,14 +142,14 @@ class SimReplica:
             hook()
         self._done_before = self.served
 
-    def make_device(self, number: int, life: int = 0) -> RankDevice:
+    def make_device(self, number: int, life: int = 0) -> AnyRankDevice:
         seed = random.Random(f"{self.seed} device {number} {life}").randrange(1 << 31)
-        device = RankDevice(seed, self.lags[number])
+        device: AnyRankDevice = self.device_type(seed, self.lags[number])
         for hook in self.on_device:
             hook(number, device)
         return device
 
-    def make_rank(self, number: int, device: RankDevice | None = None, **more: Any) -> SimRank:
+    def make_rank(self, number: int, device: AnyRankDevice | None = None, **more: Any) -> SimRank:
         """A worker process for rank `number` begins. Raises what its start raises."""
         if device is None:
             device = self.make_device(number, more.get("worker_epoch", 1))

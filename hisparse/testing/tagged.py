@@ -9,7 +9,7 @@ device, so that the compute stream lags as far as the waits allow.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,13 @@ class GroupPass:
     layers: list[tuple[int, np.ndarray, np.ndarray]]  # layer, its new rows, what it gathers
 
 
+Look = Callable[..., None]  # of a check and what it gets, as that is now: `RankDevice.look`
+
+
+def at_once(check: Callable[..., None], *arrays: Any) -> None:
+    check(*arrays)
+
+
 @dataclass
 class ForwardPass:
     """A step, as each rank computes it."""
@@ -61,28 +68,29 @@ class ForwardPass:
     tables: list[tuple[int, Table, np.ndarray]]  # of the step's requests, as the scheduler has them
     groups: list[GroupPass] = field(default_factory=list)
 
-    def run(self, worker: HiSparseWorker) -> None:
+    def run(self, worker: HiSparseWorker, look: Look = at_once) -> None:
         """Queue it all, between the step's command and its end."""
-        self.probe(worker)
+        self.probe(worker, look)
         rows = self.rows
         for group, work in enumerate(self.groups):
             worker.index.write(group, rows, work.index_rows)
             for row, want in work.index_want.items():
                 keys = worker.index.keys(group, row, len(want))
-                self._expect(keys, want, f"index {group}", row)
+                self._expect(look, keys, want, f"index {group}", row)
             for place, (layer, own, want) in enumerate(work.layers):
                 handle = worker.handles[layer]
                 handle.write(rows, own)
                 picked = handle.gather(rows, None if place else work.selection)
-                self._expect(picked, want, f"layer {layer}")
+                self._expect(look, picked, want, f"layer {layer}")
 
-    def probe(self, worker: HiSparseWorker) -> None:
+    def probe(self, worker: HiSparseWorker, look: Look = at_once) -> None:
         """`table_truth`, on the compute stream, as the step sees the tables."""
 
-        def compare() -> None:
+        def compare(*tables: np.ndarray) -> None:
             self.seen.tables_checked += 1
+            of = dict(zip(Table, tables, strict=True))
             for row, table, want in self.tables:
-                have = worker.tables[table][row]
+                have = of[table][row]
                 width = min(len(want), len(have))
                 if (want[:width] != have[:width]).any():
                     entry = int(np.argmax(want[:width] != have[:width]))
@@ -91,9 +99,12 @@ class ForwardPass:
                     text += str(have[entry])
                     raise InvariantViolation("table_truth", text, seq=self.seq)
 
-        worker.device.compute.enqueue(compare)
+        tables = [worker.tables[table] for table in Table]
+        worker.device.compute.enqueue(lambda: look(compare, *tables))
 
-    def _expect(self, pending: Any, want: np.ndarray, what: str, of: int | None = None) -> None:
+    def _expect(
+        self, look: Look, pending: Any, want: np.ndarray, what: str, of: int | None = None
+    ) -> None:
         """Check `pending` when it is read: rows gathered for each of the step's rows, or the
         indexer rows of request row `of`, which all its rows of the step read."""
 
@@ -113,7 +124,7 @@ class ForwardPass:
                 key = self.keys[int(self.rows.rows[i])]
                 seen.tainted.setdefault(key, set()).add((self.step, int(self.rows.positions[i])))
 
-        pending.on_done(check)
+        pending.on_done(lambda data: look(check, data))
 
 
 class TaggedModel:

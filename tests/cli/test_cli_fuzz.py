@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from unittest import mock
 
 import pytest
@@ -60,6 +61,12 @@ def test_the_log_of_a_seed_can_be_checked(tmp_path):
 def test_what_cannot_be_used_exits_2_in_one_line(words, fault):
     result = call("fuzz", *words)
     assert result.exit_code == 2 and fault in error_of(result)
+
+
+def test_a_gpu_that_cannot_be_used_exits_2_and_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = call("fuzz", "--seed", "7", "--device", "cuda")
+    assert result.exit_code == 2 and "needs torch: install 'hisparse[cuda12]'" in error_of(result)
 
 
 def test_the_atlas_is_listed_with_its_rules():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from hisparse.config import GIB
-from hisparse.device.cuda.host_memory import HostMemory, pinned_memory
+from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.host_register import CudaRegistrar
+from hisparse.device.cuda.pinned import pinned_memory
 from hisparse.device.host_limits import read_limits
 from hisparse.errors import DeviceError
 
@@ -124,6 +125,7 @@ def test_copy_engine_copies_cut_at_the_borders_move_the_bytes(cupy):
     memory.wait()
     start, size = PIECE - 100, PIECE + 200  # into the third piece
     source = cupy.asarray(pattern(start, size))
+    cupy.cuda.Device().synchronize()  # the stream below does not wait for the default one
     stream = cupy.cuda.Stream(non_blocking=True)
     for offset, part in memory.pieces(start, size):
         cupy.cuda.runtime.memcpyAsync(

@@ -18,7 +18,10 @@ SIZES = {
     "bf16": ResolveSizes(64, 2048, 6144, 512, 1152, 61 * 64),
     "odd": ResolveSizes(16, 49, 101, 40, 576, 8 * 16),
 }
-SOURCES = ("resolve.cu", "fetch.cu", "forget.cu", "copy.cu", "attend.cu", "rows.cu", "tables.cu")
+SOURCES = tuple(
+    f"{name}.cu"
+    for name in ["resolve", "fetch", "forget", "copy", "attend", "hold", "rows", "tables"]
+)
 
 
 def nvcc():

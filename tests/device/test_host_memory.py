@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import threading
@@ -283,6 +284,21 @@ def test_sleep_loses_pins_and_content_and_waking_pins_the_same_addresses_again()
     with pytest.raises(UsageError, match="recommit of memory that is pinned"):
         memory.recommit()
     memory.release()
+
+
+def test_memory_that_is_dropped_is_unpinned_and_what_stays_pinned_stays_mapped():
+    driver, kept = Driver(), len(host_memory._kept)
+    memory, other = pinned(3 * PIECE, driver), pinned(PIECE, driver)
+    memory.wait()
+    other.wait()
+    driver.stuck = {other.address}
+    del memory
+    gc.collect()
+    assert list(driver.registered) == [other.address]
+    del other
+    gc.collect()
+    assert driver.registered and len(host_memory._kept) == kept + 1
+    host_memory._kept.pop()
 
 
 def test_release_in_the_middle_of_pinning_ends_after_the_piece_under_way():

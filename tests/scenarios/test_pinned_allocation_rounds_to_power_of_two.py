@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hisparse.device.cuda.host_memory import pinned_memory
 from hisparse.device.cuda.host_pieces import Pieces
+from hisparse.device.cuda.pinned import pinned_memory
 
 GIB = 1 << 30
 

@@ -6,12 +6,14 @@ fetch ahead of their layers and which is joined before the step ends. Pools are 
 
 Device arrays are CuPy arrays or torch tensors; whatever has a ``__cuda_array_interface__`` is
 taken. Work of the step path is queued, never waited for: `torch.cuda.set_sync_debug_mode("error")`
-holds. Torch and CuPy are imported when a device is made.
+holds. Torch and CuPy are imported when a device is made. A device that is dropped, with a worker
+that nobody shut down, waits for its work and gives its pools back when it is collected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -21,9 +23,10 @@ import numpy.typing as npt
 from hisparse.device import backend
 from hisparse.device.cuda.faults import FaultRecord
 from hisparse.device.cuda.gpu_memory import GpuMemory
-from hisparse.device.cuda.host_memory import HostMemory, pinned_memory
+from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import require_cupy
 from hisparse.device.cuda.movers import CudaKernels
+from hisparse.device.cuda.pinned import pinned_memory
 from hisparse.device.cuda.streams import CudaEvent, CudaStream
 from hisparse.device.plan import Pending
 from hisparse.errors import DeviceError, UsageError
@@ -62,6 +65,10 @@ class CudaDevice:
         self._pinned: dict[int, HostMemory] = {}  # by address
         self._unready: list[HostMemory] = []
         self._allocated: dict[int, GpuMemory] = {}  # by address
+        streams = [stream.torch for stream in (self.compute, self.d2h, self.h2d, self.side)]
+        dropped = (streams, self._pinned, self._allocated)
+        self._dropped = weakref.finalize(self, _give_back, *dropped)
+        self._dropped.atexit = False  # of a process that ends the driver takes it
 
     # -- memory ----------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, fill: int = 0) -> Any:
@@ -122,6 +129,10 @@ class CudaDevice:
         else:
             self._allocated[array.data.ptr].release()
             del self._allocated[array.data.ptr]
+
+    def give_back(self) -> None:
+        """Release whatever is left, once what was queued has ended: nobody may use any of it."""
+        self._dropped()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A torch tensor for an op's result: of the graph's own memory while one is captured."""
@@ -241,6 +252,19 @@ class CudaDevice:
             ),
             "allocated_bytes": pinned + sum(m.size_bytes for m in self._allocated.values()),
         }
+
+
+def _give_back(
+    streams: Sequence[Any], pinned: dict[int, HostMemory], allocated: dict[int, GpuMemory]
+) -> None:
+    """All memory of a device, once what it was given has ended."""
+    if pinned or allocated:
+        for stream in streams:
+            stream.synchronize()
+    while pinned:
+        pinned.popitem()[1].release()
+    while allocated:
+        allocated.popitem()[1].release()
 
 
 def require_torch() -> Any:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hisparse.device.backend import Tiers
-from hisparse.device.cuda.arrays import address
+from hisparse.device.cuda import entries
 from hisparse.device.cuda.kernels import CALLS_MAX
 from hisparse.device.cuda.plan import CudaPlan, Part
 from hisparse.device.cuda.resolver import CudaResolver, CudaTables, ResolveCall
@@ -110,7 +110,7 @@ class GroupResolver:
             plan = CudaPlan(self, rows, selection)
             self._lay_out(plan)
         if self.worker.geometry.checks:
-            self._check_selection(plan)
+            entries.check_selection(self.worker, plan, self._owners[0])
         self._open.append(plan)
         return plan
 
@@ -164,33 +164,19 @@ class GroupResolver:
         call.rows = rows
         return Part(call, tokens, kept=False)
 
-    def _check_selection(self, plan: CudaPlan) -> None:
-        rows, positions = self.worker.kernels.placed(plan.rows)
-        n, k = plan.top_k.shape
-        faults = self.device.faults
-        self.worker.kernels.launch(
-            "check_selection",
-            n * k,
-            *(address(rows), address(positions), address(plan.top_k), np.int32(n)),
-            *(np.int32(k), np.int32(self.worker.sizes.reach), faults.code(self._owners[0])),
-            faults.address,
-            threads_a_unit=1,
-        )
-
     # -- fetching --------------------------------------------------------------------------------
     def copy_out(self, plan: CudaPlan, tiers: Sequence[Tiers], member: int) -> Any:
         """This layer's selected rows: torch uint8 ``[n, k, row_bytes]``."""
         n, k = plan.top_k.shape
         device, hot = self.device, tiers[member].hot
         out = device.empty((n, k, hot.span.row_bytes), device.torch.uint8)
+        owner, seen = self._owners[member], None if member else self._seen
         if plan.looked_up_count:
             self._look_up(plan)
-            tokens, count = plan.looked_up, plan.looked_up_count
-            self._gather(plan, plan.places, k, tokens, count, tiers, member, out)
+            entries.gather(self.worker, plan, None, hot, out, owner, seen)
         for part in plan.parts:
             self._fetch(plan, part, tiers, member)
-            call, width = part.call, self.worker.sizes.top_k
-            self._gather(plan, call.out, width, part.tokens, call.lines, tiers, member, out)
+            entries.gather(self.worker, plan, part, hot, out, owner, seen)
         self._close(plan)
         return out
 
@@ -206,14 +192,7 @@ class GroupResolver:
             if part.tokens is None:
                 plan.places = part.call.out
             elif member == 0:
-                k = plan.top_k.shape[1]
-                self.worker.kernels.launch(
-                    "unpack",
-                    part.call.lines * k,
-                    *(address(part.call.out), address(part.tokens), np.int32(part.call.lines)),
-                    *(np.int32(k), np.int32(self.worker.sizes.top_k), address(plan.places)),
-                    threads_a_unit=1,
-                )
+                entries.unpack(self.worker, plan, part)
         self._close(plan)
         return self.device.torch.as_tensor(plan.places, device="cuda")
 
@@ -222,20 +201,10 @@ class GroupResolver:
         if plan.places is not None or (plan.parts and plan.parts[0].tokens is None):
             return
         n, k = plan.top_k.shape
-        device, worker = self.device, self.worker
+        device = self.device
         plan.places = device.adopt(device.empty((n, k), device.torch.int32))
-        if not plan.looked_up_count:
-            return
-        rows, _ = worker.kernels.placed(plan.rows)
-        worker.kernels.launch(
-            "locate",
-            plan.looked_up_count * k,
-            *(worker.kernels.table(worker.tables[Table.RESIDENT]), address(rows)),
-            *(address(plan.top_k), address(plan.looked_up), np.int32(plan.looked_up_count)),
-            *(np.int32(k), np.int32(worker.geometry.page_size), np.int32(worker.sizes.block_rows)),
-            *(address(plan.places), device.faults.code(self._owners[0]), device.faults.address),
-            threads_a_unit=1,
-        )
+        if plan.looked_up_count:
+            entries.locate(self.worker, plan, self._owners[0])
 
     def _fetch(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers], member: int) -> None:
         """Resolve a wave (leader), or have its missed rows fetched for a follower's layer."""
@@ -253,14 +222,7 @@ class GroupResolver:
         assert self._resolver is not None
         worker, device = self.worker, self.device
         if part.tokens is not None:
-            lines, width = part.call.lines, worker.sizes.top_k
-            worker.kernels.launch(
-                "pack",
-                lines * width,
-                *(address(plan.top_k), address(part.tokens), np.int32(lines)),
-                *(np.int32(plan.top_k.shape[1]), np.int32(width), address(part.call.top_k)),
-                threads_a_unit=1,
-            )
+            entries.pack(worker, plan, part)
         if self._unjoined is not None and self._open[0] is not plan:
             device.compute.wait(self._unjoined)
         if not part.kept and part.call.ordinal == KEPT_CALLS_MAX and self._other_calls > 1:
@@ -269,14 +231,7 @@ class GroupResolver:
         self._resolver.resolve(part.call, arguments)
         device.launches += 1
         if plan.misses is not None:
-            call = part.call
-            worker.kernels.launch(
-                "add_misses",
-                call.lines,
-                *(address(call.rows), address(call.count), np.int32(call.lines)),
-                *(np.int32(call.span), address(plan.misses)),
-                threads_a_unit=1,
-            )
+            entries.add_misses(worker, plan, part.call)
         self._unjoined = None
         if self.layers > 1 and len(plan.parts) == 1 and self._open[0] is plan:
             self._fetch_ahead(plan, part, tiers)
@@ -295,31 +250,6 @@ class GroupResolver:
         host, hot = tiers[member].host.address, tiers[member].hot.address
         self._resolver.replay(part.call, member, host, hot)
         self.device.launches += 1
-
-    def _gather(
-        self,
-        plan: CudaPlan,
-        places: Any,
-        width: int,
-        tokens: Any,
-        lines: int,
-        tiers: Sequence[Tiers],
-        member: int,
-        out: Any,
-    ) -> None:
-        kernels, faults, g = self.worker.kernels, self.device.faults, self.worker.geometry
-        rows, _ = kernels.placed(plan.rows)
-        hot, k = tiers[member].hot, plan.top_k.shape[1]
-        kernels.launch(
-            "gather",
-            lines * k,
-            *(kernels.view(hot), kernels.table(self.worker.tables[Table.RESIDENT])),
-            *(address(rows), address(plan.top_k), address(places), address(tokens)),
-            *(np.int32(lines), np.int32(k), np.int32(width), np.int32(places is plan.places)),
-            *(np.int32(g.page_size), address(out)),
-            *(faults.code(self._owners[member]), faults.address),
-            *(kernels.sums(self.worker, hot), address(None if member else self._seen)),
-        )
 
     def _close(self, plan: CudaPlan) -> None:
         """One more layer has what it needs of the plan."""

@@ -10,7 +10,9 @@ Makes no events. Linux only.
 
 A piece that cannot be pinned fails the whole: what nobody was told to be ready is unpinned at once;
 the rest, which work under way may be using, at `release`. A registration that the driver will not
-end keeps its pages and its addresses for good, since the device may still write there.
+end keeps its pages and its addresses for good, since the device may still write there. Memory that
+is dropped without `release` is unpinned all the same: a registration that outlived its pages would
+be in the way of whoever gets their addresses next.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +30,8 @@ import numpy.typing as npt
 from hisparse.device.cuda import host_pages
 from hisparse.device.cuda.host_pages import Placement
 from hisparse.device.cuda.host_pieces import Piece, Pieces
-from hisparse.device.cuda.host_register import CudaRegistrar, Registrar, try_memlock
-from hisparse.device.host_demand import check_pool, suspects
+from hisparse.device.cuda.host_register import Registrar, unpin
+from hisparse.device.host_demand import suspects
 from hisparse.device.host_limits import HostLimits, gib, read_limits
 from hisparse.errors import DeviceError, UsageError
 
@@ -107,6 +110,9 @@ class HostMemory:
         self._threads: list[threading.Thread] = []
         self._state = "asleep"
         self._error: DeviceError | None = None
+        dropped = (registrar, self._pieces, self.address, self._map)
+        self._dropped = weakref.finalize(self, _unpin_dropped, *dropped)
+        self._dropped.atexit = False  # a process that ends is unpinned by the driver
         self.recommit(fill)
 
     # -- what a user asks --------------------------------------------------------------------------
@@ -162,7 +168,7 @@ class HostMemory:
         for thread in self._threads:
             thread.join()
         try:
-            self._unpin(self._pieces.all)
+            unpin(self._registrar, self._pieces, self._pieces.all, self.address, self._map)
         except DeviceError as error:
             self._error, self._state = error, "failed"
             raise
@@ -202,6 +208,7 @@ class HostMemory:
                 _kept.append(self._map)
             raise
         _kept[:] = [kept for kept in _kept if kept is not self._map]
+        self._dropped.detach()
         self._state, self._bytes = "released", None
         del self._map
 
@@ -275,7 +282,7 @@ class HostMemory:
             unused = [piece for piece in self._pieces if not piece.told]
         if error is not None:
             try:
-                self._unpin(unused)
+                unpin(self._registrar, self._pieces, unused, self.address, self._map)
             except DeviceError as also:
                 self._error = DeviceError(f"{error}; unwinding: {also}")
         elif complete and self._placement.node is not None:
@@ -287,46 +294,9 @@ class HostMemory:
                 self._state = "pinned" if error is None else "failed"
             self._changed.notify_all()
 
-    def _unpin(self, pieces: Sequence[Piece]) -> None:
-        """End the registrations of `pieces` and give their pages back."""
-        errors = []
-        for piece in pieces:
-            try:
-                if piece.state == "registered":
-                    self._registrar.unregister(self.address + piece.offset)
-            except DeviceError as error:
-                errors.append(f"{self._pieces.told(piece)}: {error}")
-                continue
-            with self._changed:
-                piece.state, piece.told = "absent", False
-            self._map.madvise(mmap.MADV_DONTNEED, piece.offset, piece.size)
-        if errors:
-            raise DeviceError(f"{self.what}: not unpinned, so kept mapped: {'; '.join(errors)}")
 
-
-def pinned_memory(
-    size_bytes: int,
-    device_index: int = 0,
-    *,
-    fill: int = 0,
-    granule_bytes: int = 1,
-    on_progress: Callable[[Progress], object] | None = None,
-    what: str = "host pool",
-) -> HostMemory:
-    """A `HostMemory` for GPU `device_index`, near it, if machine, cgroups and memlock allow it.
-
-    Raises CapacityError that names the limit that does not, and how to raise it, and DeviceError
-    without CuPy or a GPU.
-    """
-    registrar, limits = CudaRegistrar(device_index), read_limits()
-    check_pool(limits, size_bytes, what)
-    try_memlock(registrar, limits, size_bytes, PIECE_BYTES, what)
-    return HostMemory(
-        size_bytes,
-        registrar,
-        fill=fill,
-        granule_bytes=granule_bytes,
-        placement=host_pages.near_gpu(registrar.pci_bus_id, limits, size_bytes),
-        on_progress=on_progress,
-        what=what,
-    )
+def _unpin_dropped(registrar: Registrar, pieces: Pieces, address: int, memory: mmap.mmap) -> None:
+    try:
+        unpin(registrar, pieces, pieces.all, address, memory)
+    except DeviceError:
+        _kept.append(memory)  # there is nobody to tell

@@ -7,11 +7,13 @@ is used.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from hisparse.config import ceil_div
+from hisparse.device.cuda.host_pieces import Piece, Pieces
 from hisparse.device.cuda.kernels import require_cupy
 from hisparse.device.host_demand import refused
 from hisparse.device.host_limits import HostLimits, gib
@@ -58,6 +60,26 @@ class CudaRegistrar:
                 self._runtime.hostUnregister(address)
             except self._runtime.CUDARuntimeError as error:
                 raise DeviceError(f"cudaHostUnregister: {error}") from error
+
+
+def unpin(
+    registrar: Registrar, whole: Pieces, pieces: Sequence[Piece], address: int, memory: mmap.mmap
+) -> None:
+    """End the registrations of `pieces` of `whole`, which lies at `address` in `memory`, and give
+    their pages back. Raises DeviceError that names those that the driver would not end: they stay.
+    """
+    errors = []
+    for piece in pieces:
+        try:
+            if piece.state == "registered":
+                registrar.unregister(address + piece.offset)
+        except DeviceError as error:
+            errors.append(f"{whole.told(piece)}: {error}")
+            continue
+        piece.state, piece.told = "absent", False
+        memory.madvise(mmap.MADV_DONTNEED, piece.offset, piece.size)
+    if errors:
+        raise DeviceError(f"{whole.what}: not unpinned, so kept mapped: {'; '.join(errors)}")
 
 
 def try_memlock(

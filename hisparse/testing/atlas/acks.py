@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from hisparse.device.cpu.streams import SimEvent, SimStream
 from hisparse.errors import ProtocolError
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
 from hisparse.testing.atlas.base import Delivery, Fault
-from hisparse.testing.rank import SimRank
+from hisparse.testing.rank import Hold, SimRank
 
 
 class AckFault(Fault):
@@ -162,7 +161,7 @@ class StreamHeld(Fault):
 
     def __init__(self, *rest: object) -> None:
         super().__init__(*rest)  # type: ignore[arg-type]
-        self._held: list[tuple[SimRank, SimEvent, int]] = []
+        self._held: list[tuple[SimRank, Hold, int]] = []
 
     def strike(self) -> None:
         replica = self.replica
@@ -173,8 +172,7 @@ class StreamHeld(Fault):
         if rank.dead:
             return
         name = self.rng.choice(["d2h", "h2d"])
-        stream: SimStream = getattr(rank.device, name)
-        event = rank.device.hold(stream)
+        event = rank.device.hold(getattr(rank.device, name))
         self._held.append((rank, event, replica.now + self.rng.choice([1, 4, 10])))
         state = replica.state
         mine = set(state.transfers) | set(state.suffix_copies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hisparse.device.cpu.kernels import copy_block, copy_slots
 from hisparse.fsm.machines import PageState
 from hisparse.fsm.wire import AnyTransfer, IndexTransfer, SparseKVPageTransfer, TransferKind
 from hisparse.testing.atlas.base import Fault
@@ -50,18 +49,18 @@ class CopyPartial(CopyFailed):
 
     def spoil(self, rank: SimRank, transfer: AnyTransfer) -> None:
         """Its first layer, or its first index group, arrives."""
-        worker = rank.worker
+        worker, device = rank.worker, rank.device
+        rows = worker.geometry.page_size
         if isinstance(transfer, IndexTransfer):
-            rows, tier = worker.geometry.page_size, worker.suffix[0]
-            first, block = transfer.slot * rows, worker.index.views[0]
-            there = (tier, transfer.suffix, 0), (block, transfer.block, first)
-            (a, b, c), (d, e, f) = there if transfer.load else reversed(there)
-            stream = rank.device.h2d if transfer.load else rank.device.d2h
-            stream.enqueue(lambda: copy_slots(a, b, c, d, e, f, rows))
-            return
-        handle = worker.handles[0]
-        gpu, host = (handle.resident, transfer.block), (handle.runtime.host, transfer.host)
-        if transfer.kind is TransferKind.RESTORE:
-            rank.device.h2d.enqueue(lambda: copy_block(*host, *gpu))
+            host = (worker.suffix[0], transfer.suffix, 0)
+            gpu = (worker.index.views[0], transfer.block, transfer.slot * rows)
+            into_gpu = transfer.load
         else:
-            rank.device.d2h.enqueue(lambda: copy_block(*gpu, *host))
+            handle = worker.handles[0]
+            host = (handle.runtime.host, transfer.host, 0)
+            gpu = (handle.resident, transfer.block, 0)
+            into_gpu = transfer.kind is TransferKind.RESTORE
+        if into_gpu:
+            device.copy_rows(device.h2d, host, gpu, rows)  # type: ignore[arg-type]
+        else:
+            device.copy_rows(device.d2h, gpu, host, rows)  # type: ignore[arg-type]

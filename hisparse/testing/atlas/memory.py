@@ -12,7 +12,7 @@ from hisparse.fsm.wire import TransferKind
 from hisparse.testing.atlas.base import Fault
 
 if TYPE_CHECKING:
-    from hisparse.testing.rank import RankDevice
+    from hisparse.testing.rank import AnyRankDevice
     from hisparse.testing.replica import SimReplica
 
 WAITING_MAX = 4  # requests; with more, there is pressure enough
@@ -66,10 +66,10 @@ class MemoryRefused(Fault):
     def __init__(self, replica: SimReplica, rate: float, rng: random.Random) -> None:
         super().__init__(replica, rate, rng)
         self._armed = False
-        self._failing: list[tuple[int, RankDevice]] = []
+        self._failing: list[tuple[int, AnyRankDevice]] = []
         replica.on_device.append(self._on_device)
 
-    def _on_device(self, number: int, device: RankDevice) -> None:
+    def _on_device(self, number: int, device: AnyRankDevice) -> None:
         if self._armed and not self.replica.calm:
             self._armed = False
             device.pinned_left = self.rng.choice([0, 0, 1])

@@ -1,4 +1,4 @@
-// For the benchmarks: reads what attention would read, and holds a stream.
+// For the benchmarks: reads what attention would read.
 #include "rows.cuh"
 
 // Rows of the packed pool by index, as sparse decode attention reads them: equal shares for all blocks,
@@ -23,12 +23,4 @@ extern "C" __global__ void __launch_bounds__(512) hisparse_attend(const int* row
       }
   }
   if (sum.x == 0x9e3779b9 && sum.y == 0x7f4a7c15) out[0] = sum;
-}
-
-// Nothing, until the CPU says go or the time is up: what is queued behind it is queued ahead of time.
-extern "C" __global__ void hisparse_hold(const volatile int* go, unsigned long long most_ns) {
-  unsigned long long start, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  while (*go == 0 && now - start < most_ns);
 }

@@ -181,8 +181,8 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
   int* positions = part_of(p.positions, request, STRIDE);
   unsigned char* group = part_of(p.group, request, STRIDE);
   unsigned short* order = part_of(p.order, request, STRIDE);
-  // All that is needed is asked for before any of it is waited for, and a warp's scattered look-ups only
-  // when all warps have asked for the rest: they occupy the cache for a microsecond.
+  // All that is needed is asked for before any of it is waited for, but for the scattered look-ups, which
+  // occupy the cache for a microsecond: who has no hot region is not behind those.
   const bool has_hot = load_now(hot) != 0;
   resident.load();
   host.load();
@@ -190,9 +190,6 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
   const int old_step = p.group_step[request];
   HotWords now;
   load_group(group, now);
-  __syncthreads();
-  look_up(e.position, map, e.slot);
-  load_order(order, now);
   open_tickets(p, b, epoch);
   if (!has_hot) {
     if ((int)t < p.span) store_word(p.count + first_line + t, epoch, 0);
@@ -201,6 +198,8 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
     plan_resident(p, first_line, resident, e.position);
     return;
   }
+  look_up(e.position, map, e.slot);
+  load_order(order, now);
   resident.stage();
   host.stage();
   if (t < HOT_BLOCKS) s.hot[t] = hot_block;
