@@ -8,7 +8,7 @@ from cli_case import call, error_of
 from mutants import MUTANTS
 
 KEYS = {"states", "unique", "depth", "seconds", "violations"}
-SMALL = ("explore", "--requests", "1", "--ranks", "1")
+SMALL = ("explore", "--requests", "1", "--ranks", "1", "--failures", "1")
 
 
 def test_a_world_that_holds_exits_0_and_reports_by_the_documented_keys():
@@ -32,3 +32,37 @@ def test_a_violation_exits_1_with_its_path_and_a_log_that_check_reads(tmp_path):
 def test_a_world_that_holds_no_request_exits_2_with_a_size_that_would_do():
     result = call("explore", "--pages", "2")
     assert result.exit_code == 2 and "use at least 5" in error_of(result)
+
+
+def test_a_world_with_copies_in_flight_is_explored_without_renaming_and_counted_as_projected():
+    result = call(*SMALL, "--transfers", "1", "--projected", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["complete"] and report["violations"] == []
+    assert (report["projected"], report["world"]["transfers"]) == (71, 1)
+
+
+def test_a_model_is_written_with_what_it_declares_and_how_it_is_run(tmp_path):
+    out = tmp_path / "world.pml"
+    result = call(*SMALL, "--transfers", "1", "--to", "promela", "-o", out)
+    text = out.read_text()
+    assert result.exit_code == 0 and result.stdout == ""
+    for said in (
+        "guard: quorum",
+        "left out: arrivals",
+        "invariants: IllegalTransition",
+        "run: spin",
+    ):
+        assert said in result.stderr and f" * {said}" in text
+    assert call(*SMALL, "--transfers", "1", "--to", "promela").stdout.strip() == text.strip()
+
+
+def test_a_copy_that_may_fail_after_it_is_read_is_not_modelled():
+    spill = ("--copies", "spill", "--write-back", "on_pressure", "--pages", "3", "--blocks", "6")
+    result = call("explore", *spill, "--host-pages", "6", "--transfers", "1", "--failures", "1",
+                  "--to", "promela")  # fmt: skip
+    assert result.exit_code == 2 and "use --failures 0" in error_of(result)
+
+
+def test_copies_that_never_are_in_flight_exit_2():
+    result = call(*SMALL, "--copies", "restore", "--projected")
+    assert result.exit_code == 2 and "copies of kind RESTORE" in error_of(result)

@@ -13,9 +13,9 @@ from hisparse.fsm.state import digest
 from hisparse.testing.explore import Search, World, walk
 from hisparse.testing.explore.canonical import canonical
 
-ONE = World(requests=1, ranks=1)
+ONE = World(requests=1, ranks=1, failures=1)
 TWO = World(requests=2, ranks=1, faults=0)
-TWO_RANKS = World(requests=2, ranks=2, crashes=0)
+TWO_RANKS = World(requests=2, ranks=2, crashes=0, failures=1)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_small_world_is_explored_to_its_end_and_its_counts_stay(world, unique,
 
 def test_a_branch_equals_the_replay_of_its_path():
     """Byte for byte, ids and epochs included, through crashes and failed copies."""
-    search = Search(World(requests=2, ranks=2), most=3000)
+    search = Search(World(requests=2, ranks=2, failures=1), most=3000)
     search.run()
     schedulers = search.schedulers
     for number in range(0, len(schedulers), 7):
@@ -39,7 +39,7 @@ def test_a_branch_equals_the_replay_of_its_path():
 
 
 def test_a_path_of_the_world_ends_in_the_state_that_it_is_the_path_of():
-    search = Search(World(requests=2, ranks=2), most=3000)
+    search = Search(World(requests=2, ranks=2, failures=1), most=3000)
     search.run()
     for place, at in list(search.places.items())[::101]:
         made = walk(search.world, search.path(at))
@@ -95,7 +95,7 @@ def test_a_coordinator_with_a_cache_that_branches_do_not_know_is_refused():
         Search(ONE)
 
 
-LONG = World(requests=1, pages=3, blocks=5, host_pages=4, ranks=1, crashes=0)
+LONG = World(requests=1, pages=3, blocks=5, host_pages=4, ranks=1, crashes=0, failures=1)
 
 
 @pytest.mark.parametrize(

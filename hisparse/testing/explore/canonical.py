@@ -6,7 +6,8 @@ first. Sequence numbers, epochs and step numbers appear only as far as something
 states with equal keys differ by a renaming; the search goes on from the first of them alone.
 
 `exact` tells host pages apart by their ids: the allocator of the host pool looks at which ids are
-adjacent, so that to rename pages is to leave out that a neighbour would have been chosen.
+adjacent, so that to rename pages is to leave out that a neighbour would have been chosen. `plain`
+renames nothing at all.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ FAILURES_MAX = 17  # of a request: the coordinator does not count further
 class Labels:
     """Numbers for ids, given out as they are met."""
 
-    def __init__(self, exact: bool) -> None:
+    def __init__(self, world: World, exact: bool, plain: bool) -> None:
         self.blocks: dict[int, int] = {0: 0}
         self.pages: dict[int, int] = {0: 0}
         self.names: dict[str, int] = {}
-        self.exact = exact
+        self.exact, self.plain = exact or plain, plain
+        if plain:
+            self.names.update(zip(world.names, range(world.requests), strict=True))
 
     def block(self, ident: int) -> int:
-        return self.blocks.setdefault(ident, len(self.blocks))
+        label = self.blocks.setdefault(ident, len(self.blocks))
+        return ident if self.plain else label
 
     def page(self, ident: int) -> int:
         label = self.pages.setdefault(ident, len(self.pages))
@@ -48,9 +52,11 @@ class Labels:
         return (-1 if number < 0 else self.name(world.names[number]), page)
 
 
-def canonical(world: World, state: State, extra: Any, exact: bool) -> tuple[Any, tuple[str, ...]]:
+def canonical(
+    world: World, state: State, extra: Any, exact: bool, plain: bool = False
+) -> tuple[Any, tuple[str, ...]]:
     """The key of `state` with `extra`, and the requests' names by their numbers in it."""
-    labels = Labels(exact)
+    labels = Labels(world, exact, plain)
     rows_of = {name: getattr(state.rows, name).tolist() for name in (*COUNTERS, *HELD)}
     last_step = state.rows.last_step.tolist()
     tables = [state.table(table).tolist() for table in Table]
@@ -69,6 +75,7 @@ def canonical(world: World, state: State, extra: Any, exact: bool) -> tuple[Any,
         tuple([index[k] for k in state.draining]),
         tuple([index[k] for k in state.rewinding]),
         tuple(cached),
+        tuple(state.blocks.free.ordered().tolist()) if plain else None,
         tuple(evictable),
         _blocks(world, state, labels),
         _pages(world, state, labels),
@@ -128,7 +135,7 @@ def _blocks(world: World, state: State, labels: Labels) -> tuple[Any, ...]:
         if now != FREE_BLOCK:
             labels.block(ident)  # of a sound state all are known by now
     found = []
-    for ident in list(labels.blocks):
+    for ident in range(len(states)) if labels.plain else list(labels.blocks):
         hashes = [labels.content(world, h) for h in state.index_hashes.get(ident, ())]
         places = [
             (content, state.index_prefix.get(h))

@@ -42,11 +42,19 @@ class Schedulers:
     Args:
         world: its sizes.
         exact: tell host pages apart (see `canonical`).
+        plain: tell everything apart.
         start: inputs that lead to the beginning, from an empty log.
     """
 
-    def __init__(self, world: World, *, exact: bool = False, start: tuple[Input, ...] = ()) -> None:
-        self.world, self.exact = world, exact
+    def __init__(
+        self,
+        world: World,
+        *,
+        exact: bool = False,
+        plain: bool = False,
+        start: tuple[Input, ...] = (),
+    ) -> None:
+        self.world, self.exact, self.plain = world, exact, plain
         self.branches: list[Branch] = []
         self.came: list[tuple[int, Input | None]] = []  # from which, by what
         self.offers: list[Offer] = []
@@ -112,7 +120,9 @@ class Schedulers:
     def _enter(self, seat: Seat, came_from: int, given: Input | None) -> int | Fault:
         """The number of the scheduler that `seat` is; it is looked at when it is new."""
         branch = Branch(seat)
-        key, branch.names = canonical(self.world, branch.state, branch.extra, self.exact)
+        key, branch.names = canonical(
+            self.world, branch.state, branch.extra, self.exact, self.plain
+        )
         known = self._known.get(key)
         if known is not None:
             return known

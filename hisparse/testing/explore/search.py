@@ -46,6 +46,7 @@ class Exploration:
     unique: int = 0
     depth: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     schedulers: int = 0  # states of the scheduler among them
     inputs: int = 0  # given to production code
     bounded: int = 0  # of these, left out: more transfers than the world has
@@ -59,6 +60,7 @@ class Search:
     Args:
         world: its sizes.
         exact: tell host pages apart (see `canonical`).
+        plain: tell everything apart.
         most: unique states at which to stop; None: never.
         start: inputs that come first, one way.
         verbs: inputs that are tried, by their first word; None: all.
@@ -70,6 +72,7 @@ class Search:
         world: World,
         *,
         exact: bool = False,
+        plain: bool = False,
         most: int | None = None,
         start: tuple[Input, ...] = (),
         verbs: frozenset[str] | None = None,
@@ -77,24 +80,24 @@ class Search:
     ) -> None:
         self.world, self.most, self.start, self.verbs = world, most, start, verbs
         self.result = Exploration(world)
-        self.schedulers = Schedulers(world, exact=exact, start=start)
+        self.schedulers = Schedulers(world, exact=exact, plain=plain, start=start)
         self.places: dict[Place, int] = {}
         self.parents: list[tuple[int, Move | None]] = []
         self._back: list[list[int]] = []  # by place, those that reach it by a move forward
-        self._progress = progress
+        self.progress = progress
 
     def run(self) -> Exploration:
         """Explore; returns what was found. It stops at the first violation."""
         gc.disable()  # millions of tuples, and no cycle
-        began, result = time.perf_counter(), self.result
+        began, result = (time.perf_counter(), time.process_time()), self.result
         try:
             frontier = [self._place((0, ((),) * self.world.ranks, 0, 0), -1, None)]
             while frontier and not result.violations and not self._enough():
                 frontier = self._level(frontier)
                 result.depth += bool(frontier)
                 self._tally(began)
-                if self._progress is not None:
-                    self._progress(result)
+                if self.progress is not None:
+                    self.progress(result)
             result.complete = not frontier and not result.violations
             if result.complete and self.verbs is None:
                 self._stuck()
@@ -106,11 +109,12 @@ class Search:
     def _enough(self) -> bool:
         return self.most is not None and len(self.places) >= self.most
 
-    def _tally(self, began: float) -> None:
+    def _tally(self, began: tuple[float, float]) -> None:
         result, schedulers = self.result, self.schedulers
         result.unique, result.schedulers = len(self.places), len(schedulers)
         result.inputs, result.bounded = schedulers.given, schedulers.bounded
-        result.seconds = time.perf_counter() - began
+        result.seconds = time.perf_counter() - began[0]
+        result.cpu_seconds = time.process_time() - began[1]
 
     def _level(self, frontier: list[Place]) -> list[Place]:
         """All that one move reaches from `frontier` and was not known."""

@@ -36,13 +36,13 @@ class Walk:
         return [line(seq, event).strip() for seq, event in self.log.read(1)]
 
 
-def walk(world: World, moves: Iterable[Move]) -> Walk:
-    """Do `moves`; stops at a fault."""
+def walk(world: World, moves: Iterable[Move], *, plain: bool = False) -> Walk:
+    """Do `moves`; stops at a fault. `plain`: they are of a search in which nothing is renamed."""
     log = MemoryLog(None)
     seat = Seat.fresh(world, log)
     made = Walk(world.config, log, seat)
     for move in moves:
-        names = canonical(world, seat.state, None, False)[1]
+        names = canonical(world, seat.state, None, plain, plain)[1]
         made.told.append(in_words(seat, move, names))
         if move[0] != "say":
             made.fault = _done(seat, move, names)

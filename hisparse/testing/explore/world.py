@@ -37,7 +37,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     transfers: int = 2  # in flight at once; what would plan another does not happen meanwhile
     ranks: int = 2
     crashes: int = 1  # of ranks, in one run
-    failures: int = 1  # copies that fail, in one run
+    failures: int = 0  # copies that fail, in one run
     faults: int = 1  # of both together
     pages: int = 1  # of a request at its longest
     shared_pages: int = 1  # of its prompt
