@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from hisparse.config import HiSparseConfig
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
 from hisparse.connector.scheduler import RequestRef, SchedulerConnector, Wanted, usable_config
@@ -306,9 +308,19 @@ class HiSparseBackend:
             raise UsageError(f"{verb}: the backend is shut down: make another one")
 
     def statistics(self) -> dict[str, Any]:
-        """Of each part, by its name."""
+        """Of each part, by its name, counters and occupancy; docs/embedding.md says what they are.
+        On a GPU this waits for it. After a shutdown those of the worker are gone."""
+        coordinator, worker = self.coordinator, self.worker
         return {
-            "coordinator": self.coordinator.statistics(),
-            "worker": {} if self._closed else self.worker.statistics(),
+            "scheduler": self.scheduler.statistics(),
+            "coordinator": coordinator.statistics(),
+            **coordinator.pool_statistics(),
+            "events": dict(coordinator.metrics.counts),
+            "log": asdict(coordinator.log.statistics()),
+            "rank_log": {} if self._rank_log is None else asdict(self._rank_log.statistics()),
+            "rank": self.rank.statistics(),
+            "worker": {} if self._closed else worker.statistics(),
+            "groups": [worker.group_statistics(group.group) for group in worker.groups],
+            "layers": [handle.statistics() for handle in worker.handles],
             "device": self.device.statistics(),
         }

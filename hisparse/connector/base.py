@@ -60,6 +60,10 @@ class KVConnectorBase_V1(ABC):
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """Scheduler: take in what a worker handed back."""
 
+    def statistics(self) -> dict[str, int]:
+        """Counters of this role, since it was made."""
+        return {}
+
     def shutdown(self) -> KVConnectorOutput:
         """Scheduler: end all requests. Worker: let what is queued end, give all memory back, and
         hand over the last that the scheduler should know. Idempotent."""

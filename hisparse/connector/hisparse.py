@@ -67,7 +67,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
             if coordinator is not None
             else None
         )
-        self._built = False  # a command
+        self.commands = 0  # built, or begun
         self._lost_at = 0  # seq by which a rank was lost, with all that followed from it
         self._step = 0  # the step under way, in worker role
         self.taken = 0  # acknowledgement messages that brought news
@@ -85,6 +85,18 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
             raise UsageError("this HiSparseConnector is in scheduler role: it has no worker")
         return self._worker
 
+    def statistics(self) -> dict[str, int]:
+        """``commands`` built (scheduler) or begun (worker); of a scheduler, the log's seq up to
+        which they were built, and messages taken in, or passed over as old."""
+        if self._cursor is None:
+            return {"commands": self.commands}
+        return {
+            "commands": self.commands,
+            "commands_seq": self.position,
+            "messages_taken": self.taken,
+            "messages_inert": self.inert,
+        }
+
     # -- scheduler role ---------------------------------------------------------------------------
     @property
     def position(self) -> int:
@@ -96,7 +108,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         """The projection of all events since the last command; None when offload is disabled."""
         coordinator, cursor = self.coordinator, self._cursor
         assert cursor is not None
-        self._built = True
+        self.commands += 1
         coordinator.log.commit()
         from_seq = cursor.position
         events = cursor.take(upto=coordinator.log.committed_seq)
@@ -149,7 +161,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
         """
         coordinator, cursor = self.coordinator, self._cursor
         assert cursor is not None
-        if self._built:
+        if self.commands:
             raise UsageError("attach comes before the first command")
         state, end = coordinator.state, coordinator.recovered_seq
         there = {
@@ -187,6 +199,7 @@ class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):
             command = _decoded(_COMMANDS, metadata, what)
             worker.begin_step(command)
             self._step = command.step
+            self.commands += 1
 
     def wait_for_save(self) -> None:
         self.worker.end_step(self._step)

@@ -419,6 +419,12 @@ class SchedulerConnector(HiSparseConnector):
         return told
 
     @property
+    def draining(self) -> bool:
+        """Whether requests that ended still hold something: go on stepping, if only without rows,
+        until they do not."""
+        return bool(self.coordinator.state.requests)
+
+    @property
     def requests(self) -> tuple[str, ...]:
         """Ids of those that wait or live, in order of arrival."""
         return tuple(self._sessions)

@@ -9,7 +9,8 @@ resolves what its indexer selected::
 
 Arrays come back in the kind in which they were given: torch for torch, numpy for numpy. On a GPU,
 numpy is uploaded, and what comes back is torch, there; all work is queued on the worker's compute
-stream, which is torch's current stream between `begin_step` and `end_step`, and nothing waits.
+stream, which is torch's current stream between `begin_step` and `end_step` (the stream that was
+current before is joined at both ends), and no call waits.
 
 Every call is checked before it queues anything: what raises UsageError changed nothing. (Positions
 that lie on a GPU are not looked at: there the device tells of a wrong one, with ``checks="on"``, by
@@ -95,8 +96,10 @@ class WorkerConnector(HiSparseConnector):
             )
         if not isinstance(plan, StepPlan):
             plan = StepPlan.from_bytes(plan)
+        from hisparse.device.exchange import joined
+
         with ExitStack() as stack:
-            stack.enter_context(self.device.on_compute())
+            stack.enter_context(joined(self.device))
             self.start_load_kv(plan.command)
             self._stream = stack.pop_all()
         self._plan = plan

@@ -8,6 +8,8 @@ where the backend's memory lies on a GPU.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,31 @@ def _lies_on(array: Any, tensor: bool) -> str:
     return "cpu" if isinstance(array, np.ndarray) else "cuda"
 
 
+def _empty(torch: Any, array: Array) -> Any:
+    """Numpy keeps no strides of what is empty, and without them a tensor has no other views."""
+    return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
+
+
+@contextmanager
+def joined(device: Device) -> Iterator[None]:
+    """Inside the `with`, what the engine queues goes to compute, behind what it queued before; what
+    it queues afterwards goes behind all of that."""
+    if device.name != "cuda":
+        with device.on_compute():
+            yield
+        return
+    import torch
+
+    stream: Any = device.compute
+    outer, compute = torch.cuda.current_stream(), stream.torch
+    compute.wait_stream(outer)
+    try:
+        with device.on_compute():
+            yield
+    finally:
+        outer.wait_stream(compute)
+
+
 def _strides(array: Array) -> tuple[int, ...]:
     return tuple(array.stride()) if hasattr(array, "stride") else tuple(array.strides)
 
@@ -72,5 +99,5 @@ def as_kind(array: Array, tensor: bool) -> Any:
     import torch
 
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array)
+        return torch.from_numpy(array) if array.size else _empty(torch, array)
     return torch.as_tensor(array, device="cuda")

@@ -125,6 +125,11 @@ class HiSparseCacheHandle:
         """
         return self.runtime.gather(rows, top_k, copy=False)
 
+    def statistics(self) -> dict[str, int]:
+        """Of this layer: calls, rows and bytes read from the host; of a leader, what its resolve
+        found, and the bytes of its replacement state. On a GPU this waits for it."""
+        return self.runtime.statistics()
+
 
 class IndexCache:
     """The indexer rows of all groups: written with the tokens, read whole by the indexer."""

@@ -42,7 +42,7 @@ from hisparse.kv.policies import resolve
 from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
 from hisparse.kv.rewind import resume
-from hisparse.kv.statistics import statistics
+from hisparse.kv.statistics import pool_statistics, statistics
 from hisparse.kv.suffix import SuffixSource, ask, store_sealed
 from hisparse.kv.suffix_cpu import open_suffix
 from hisparse.kv.validate import Rows
@@ -483,3 +483,7 @@ class HiSparseCoordinator:
     def statistics(self) -> dict[str, int]:
         """Occupancy now, in blocks, pages, bytes and requests (`kv.statistics`)."""
         return statistics(self.state)
+
+    def pool_statistics(self) -> dict[str, dict[str, int]]:
+        """Of ``gpu_pool``, ``host_pool`` and ``suffix_pool``: ids by the state that they are in."""
+        return pool_statistics(self.state)

@@ -1,10 +1,14 @@
-"""Statistics: occupancy of both pools at one moment. Pure."""
+"""Statistics: occupancy of the pools at one moment. Pure."""
 
 from __future__ import annotations
 
+import enum
+
 import numpy as np
+import numpy.typing as npt
 
 from hisparse.config_packing import Footprint
+from hisparse.fsm.machines import BlockState, PageState
 from hisparse.fsm.state import State
 from hisparse.kv.budget import spare
 from hisparse.kv.host_pool import extents_held
@@ -37,3 +41,24 @@ def statistics(state: State) -> dict[str, int]:
         "host_extents_worst": max(extents, default=0),
         "suffix_pages_stored": len(state.suffix_index),
     }
+
+
+def pool_statistics(state: State) -> dict[str, dict[str, int]]:
+    """Of each pool: its ids without the null one, how many of them are in each state of their
+    machine, and how many a reservation could have at once."""
+    suffix = state.suffix  # without a CPU tier it has no page, not even a null one
+    return {
+        "gpu_pool": _by_state(state.blocks.state[1:], BlockState, state.blocks.available),
+        "host_pool": _by_state(state.pages.state[1:], PageState, state.pages.available),
+        "suffix_pool": _by_state(
+            suffix.state[1:], PageState, suffix.free.count + suffix.evictable.count
+        ),
+    }
+
+
+def _by_state(
+    states: npt.NDArray[np.uint8], kinds: type[enum.IntEnum], available: int
+) -> dict[str, int]:
+    counts = np.bincount(states, minlength=len(kinds)).tolist()
+    by_name = {kind.name.lower(): counts[kind] for kind in kinds}
+    return {"ids": len(states), "available": available} | by_name

@@ -252,8 +252,7 @@ def test_a_step_does_not_end_before_followers_resolved():
 def test_a_prompt_is_not_computed_from_other_tokens():
     world = World("idle")
     world.backend.abort("a")
-    while "w" in world.backend.requests and not world.backend.acknowledge().admitted:
-        world.engine.step({})
+    assert any(world.engine.step({}).changes.admitted for _ in range(50))
     before = world.fingerprint()
     with pytest.raises(UsageError, match="pass the next ones, or their number"):
         world.backend.plan_step({"w": [*PROMPT[::-1][:4], 5]})
