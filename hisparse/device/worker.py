@@ -238,7 +238,9 @@ class HiSparseWorker:
 
     def _set_memory(self, level: int) -> None:
         """Sleep (1: the GPU pool, 2: the host tiers too) or wake (0). Addresses, views and tables
-        stay; content goes."""
+        stay; content goes. A worker that began while others slept is awake already."""
+        if level == self.asleep:
+            return
         self.device.synchronize(None)
         hosts = [self.host_pool] + ([self.suffix_pool] if self.suffix_pool is not None else [])
         if level:

@@ -51,6 +51,18 @@ def test_level_1_loses_the_gpu_pool_and_keeps_the_host():
 
 
 @on_both
+def test_a_worker_that_is_awake_keeps_what_it_has_when_others_wake_up():
+    rig = worker_rig()
+    rig.begin(tables=(resident(0, 0, 1),))
+    rig.write_page(0, 0)
+    rig.end()
+    rig.run_step(memory=(0,))
+    rig.device.synchronize()
+    got = plain(rig.worker.handles[1].resident.array)[1]
+    assert (got == contents(0, 1, range(PAGE))).all()
+
+
+@on_both
 def test_level_2_loses_the_host_tiers_too_and_both_ops_may_come_in_one_command():
     rig = worker_rig()
     rig.worker.host_pool[:] = 7

@@ -27,7 +27,7 @@ from hisparse.device import backend
 from hisparse.device.backend import Op
 from hisparse.device.cpu.kernels import CpuKernels
 from hisparse.device.plan import Pending
-from hisparse.errors import ConfigError, DeviceError
+from hisparse.errors import ConfigError, DeviceError, UsageError
 
 
 class SimEvent:
@@ -144,6 +144,7 @@ class SimDevice:
         self._synchronizes = 0
         self._driving = False
         self._memory: dict[int, mmap.mmap] = {}  # of each allocation, by its address
+        self._discarded: set[int] = set()
 
     # -- memory ----------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
@@ -155,14 +156,22 @@ class SimDevice:
         return array
 
     def discard(self, array: npt.NDArray[np.uint8]) -> None:
-        self._memory[array.ctypes.data].madvise(mmap.MADV_DONTNEED)
+        address = array.ctypes.data
+        if address in self._discarded:
+            raise UsageError("discard of memory that is discarded")
+        self._memory[address].madvise(mmap.MADV_DONTNEED)
+        self._discarded.add(address)
 
     def recommit(self, array: npt.NDArray[np.uint8], fill: int = 0) -> None:
+        if array.ctypes.data not in self._discarded:
+            raise UsageError("recommit of memory that was not discarded")
+        self._discarded.remove(array.ctypes.data)
         if fill:  # discarded pages read as zeros
             array[:] = fill
 
     def release(self, array: npt.NDArray[np.uint8]) -> None:
         del self._memory[array.ctypes.data]
+        self._discarded.discard(array.ctypes.data)
 
     def allocate_pinned(
         self, size_bytes: int, fill: int = 0, granule: int = 1
