@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.mutants import hunt_mutants
 from hisparse.cli.output import Progress, emit, emit_json, table
 from hisparse.errors import ConfigError
 
@@ -36,6 +37,9 @@ SEEDS = "0..500"
 @click.option("--faults", default="", metavar="A,B,-C", help="Kinds or families; -C leaves out.")
 @click.option("--keep-logs", type=click.Path(path_type=Path), metavar="DIR", help="See above.")
 @click.option("--program", type=click.Path(path_type=Path), metavar="FILE", help="Do it again.")
+@click.option(
+    "--mutants", is_flag=False, flag_value="all", metavar="[A,B|I/N]", help="Find seeded faults."
+)
 @click.option("--list", "listed", is_flag=True, help="Print the fault atlas and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def fuzz(
@@ -48,6 +52,7 @@ def fuzz(
     faults: str,
     keep_logs: Path | None,
     program: Path | None,
+    mutants: str | None,
     listed: bool,
     as_json: bool,
 ) -> int:
@@ -57,9 +62,10 @@ def fuzz(
     seed that fails is run again with less and less switched on and done. --keep-logs writes the log
     of that to DIR/seed-S, for replay, check and why, and beside it program.json, for --program
     (with --seed: whatever came out). With --minutes alone, seeds go on for as long. Exits 1 for a
-    violation, and for marks of the atlas that no seed hit. --device cuda: the same worlds with real
-    copies on a GPU, where a seed says what is done, and no longer how it interleaves; no mark is
-    asked for.
+    violation, and for marks of the atlas that no seed hit. --mutants, in a checkout, puts one fault
+    after the other into the code (I/N: a part of them), and exits 1 unless each is found. --device
+    cuda: the same worlds with real copies on a GPU, where a seed says what is done, and no longer
+    how it interleaves; no mark is asked for.
 
     Example: hisparse fuzz --seed 7 --ranks 2
     """
@@ -74,6 +80,11 @@ def fuzz(
         raise ConfigError("--program is one run: leave out --seed, --seeds and --minutes")
     if program is not None:
         return play_file(program, keep_logs, as_json, device)
+    if mutants is not None:
+        if seed is not None or minutes is not None or keep_logs is not None or faults:
+            raise ConfigError("--mutants takes --seeds, --ranks and --steps: leave out the others")
+        chosen = chosen_seeds(seeds, None, None)[0] if seeds is not None else None
+        return hunt_mutants(mutants, chosen, ranks, steps, as_json)
     if listed:
         emit_json({"faults": atlas_rows()}) if as_json else emit(atlas_text())
         return 0

@@ -211,7 +211,7 @@ def explain(
         play = play_one
     if play is not None:
         best = shrink_program(best, play)
-    return Found(best, tuple(least.faults), tuple(least.operations), _scenario(best))
+    return Found(best, tuple(least.faults), tuple(least.operations), scenario_of(best))
 
 
 def _with(swarm: Swarm, which: str, chances: Mapping[str, float]) -> Swarm:
@@ -220,11 +220,12 @@ def _with(swarm: Swarm, which: str, chances: Mapping[str, float]) -> Swarm:
     return replace(swarm, operations=chances)
 
 
-def _scenario(result: SimulationResult) -> Scenario | None:
-    """The fewest events that show what the log shows of it, if it does."""
+def scenario_of(result: SimulationResult, budget: int = SHRINK_BUDGET) -> Scenario | None:
+    """The fewest events that show what the log shows of it, if it does; `budget` of them are
+    judged for that."""
     assert result.violation is not None and result.config is not None and result.log is not None
     events = list(result.log.read(1))
     violation, told_at = first_violation(result.config, events, torn=lambda: True)
     if violation is None or violation.invariant != result.violation.invariant:
         return None
-    return shrink(result.config, violation, told_at, events, budget=SHRINK_BUDGET)
+    return shrink(result.config, violation, told_at, events, budget=budget)

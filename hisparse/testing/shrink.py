@@ -1,7 +1,7 @@
 """A smaller program that shows the same: operations are left out, then what is left made plain.
 
 Every candidate is done from its beginning, on a replica of its own, so that what is kept was seen
-to fail. `STEPS_MAX` bounds the work, in scheduler steps.
+to fail. The work is bounded in scheduler steps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Play = Callable[[Program], SimulationResult]
 
 
 class _Search:
-    def __init__(self, play: Play, invariant: str) -> None:
+    def __init__(self, play: Play, invariant: str, steps_max: int) -> None:
         self.play = play
         self.invariant = invariant
-        self.steps_left = STEPS_MAX
+        self.steps_left = steps_max
         self.best: SimulationResult | None = None
 
     def shows(self, program: Program) -> bool:
@@ -35,11 +35,13 @@ class _Search:
         return found
 
 
-def shrink_program(result: SimulationResult, play: Play) -> SimulationResult:
+def shrink_program(
+    result: SimulationResult, play: Play, steps_max: int = STEPS_MAX
+) -> SimulationResult:
     """The result of a smaller program that violates the same invariant; `result` if there is none,
-    or if its own program, done again, shows something else."""
+    or if its own program, done again, shows something else. Candidates take `steps_max` steps."""
     assert result.violation is not None and result.program is not None
-    search = _Search(play, result.violation.invariant)
+    search = _Search(play, result.violation.invariant, steps_max)
     if not search.shows(replace(result.program, check_every=1)):
         return result
     while search.steps_left > 0:

@@ -9,7 +9,7 @@ import pytest
 from cli_case import SMALL, call, call_process, error_of
 from damaged_logs import GAP_TO, rewritten
 from log_case import clean_events, write_log
-from testing.mutants import WAITS, drop_wait
+from mutants.streams import WAITS, drop_wait
 
 from hisparse.fsm import events as ev
 

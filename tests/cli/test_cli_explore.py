@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cli_case import call, error_of
-from mutants import MUTANTS
+from mutants.pools import reuse_an_epoch
 
 KEYS = {"states", "unique", "depth", "seconds", "violations"}
 SMALL = ("explore", "--requests", "1", "--ranks", "1", "--failures", "1")
@@ -19,8 +19,8 @@ def test_a_world_that_holds_exits_0_and_reports_by_the_documented_keys():
 
 
 def test_a_violation_exits_1_with_its_path_and_a_log_that_check_reads(tmp_path):
-    fault, (invariant,) = MUTANTS["reuse_an_epoch"]
-    with fault():
+    invariant = "one_content"
+    with reuse_an_epoch():
         result = call(*SMALL, "--keep-log", tmp_path / "log", "--json")
     (found,) = json.loads(result.stdout)["violations"]
     assert result.exit_code == 1 and found["invariant"] == invariant

@@ -56,6 +56,8 @@ def test_the_log_of_a_seed_can_be_checked(tmp_path):
         (("--seed", "5", "--minutes", "1"), "--seed is one run"),
         (("--faults", "gremlins"), "'gremlins' is no kind of fault"),
         (("--ranks", "4"), "--ranks"),
+        (("--mutants", "gremlin"), "'gremlin' is no mutant"),
+        (("--mutants", "--seed", "5"), "--mutants takes --seeds, --ranks and --steps"),
     ],
 )
 def test_what_cannot_be_used_exits_2_in_one_line(words, fault):
@@ -73,3 +75,20 @@ def test_the_atlas_is_listed_with_its_rules():
     result = call("fuzz", "--list")
     assert result.exit_code == 0
     assert all(fault.rule in result.stdout for fault in ATLAS.values())
+
+
+def test_mutants_that_are_found_exit_0_and_are_reported_by_the_documented_keys():
+    asked = ("fuzz", "--mutants", "reuse_an_epoch", "--seeds", "0..2", "--steps", "30")
+    result = call(*asked, "--json")
+    (row,) = json.loads(result.stdout)["mutants"]
+    assert result.exit_code == 0 and row["found"] and row["name"] == "reuse_an_epoch"
+    assert set(row) == {
+        "name", "found", "seeds", "events", "invariant", "witness", "witness_of"
+    }  # fmt: skip
+
+
+def test_a_mutant_that_is_not_found_exits_1_and_says_what_it_breaks():
+    asked = ("--mutants", "rejected_drafts_accepted", "--seeds", "0..1", "--steps", "1")
+    result = call("fuzz", *asked)
+    assert result.exit_code == 1 and "found 0 of 1" in result.stdout
+    assert "was not found in 1 seeds: Rows of drafts" in " ".join(result.stderr.split())

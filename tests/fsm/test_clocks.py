@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from unittest import mock
 
 import pytest
+from mutants.streams import WAITS, drop_wait
 from scheduler_rig import PAGE, events_of, served, small_config
-from testing.mutants import WAITS, drop_wait
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit

@@ -6,7 +6,9 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from mutants import MUTANTS
+from mutants.pools import freed_block_kept_in_no_queue, reuse_an_epoch
+from mutants.publication import publish_at_enqueue
+from mutants.tiers import host_page_freed_before_readers_retire
 
 from hisparse.fsm.branch import branched
 from hisparse.fsm.state import digest
@@ -99,21 +101,20 @@ LONG = World(requests=1, pages=3, blocks=5, host_pages=4, ranks=1, crashes=0, fa
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "moves"),
+    ("fault", "invariant", "world", "moves"),
     [
-        ("publish_at_enqueue", TWO_RANKS, 20),
-        ("reuse_an_epoch", TWO_RANKS, 12),
-        ("freed_block_kept_in_no_queue", TWO_RANKS, 4),
-        ("host_page_freed_before_readers_retire", LONG, 12),
+        (publish_at_enqueue, "complete_before_publish", TWO_RANKS, 20),
+        (reuse_an_epoch, "one_content", TWO_RANKS, 12),
+        (freed_block_kept_in_no_queue, "conservation", TWO_RANKS, 4),
+        (host_page_freed_before_readers_retire, "host_reuse_after_readers", LONG, 12),
     ],
 )
-def test_a_fault_of_the_production_code_is_found_by_a_short_path(name, world, moves):
-    fault, invariants = MUTANTS[name]
+def test_a_fault_of_the_production_code_is_found_by_a_short_path(fault, invariant, world, moves):
     with fault():
         result = Search(world, most=12_000).run()
         (found,) = result.violations
         made = walk(world, found.moves)
-    assert found.invariant in invariants and len(found.moves) <= moves
+    assert found.invariant == invariant and len(found.moves) <= moves
     assert made.fault is not None and made.fault.invariant == found.invariant
     assert walk(world, found.moves).fault is None  # it was the fault that broke it
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
-from mutants import MUTANTS
+from mutants.pools import reuse_an_epoch
 
 from hisparse.cli import cli
 from hisparse.config import HiSparseConfig, check_capacity
@@ -65,14 +65,14 @@ def reused(tmp_path_factory):
     """A search of the code that gives blocks out again under their epoch: its error, and where
     the log and the program are kept."""
     Kept.keep_logs = tmp_path_factory.mktemp("kept")
-    with MUTANTS["reuse_an_epoch"][0](), pytest.raises(InvariantViolation) as found:
+    with reuse_an_epoch(), pytest.raises(InvariantViolation) as found:
         run_state_machine_as_test(Kept, settings=SEARCH)
     return found.value, Kept.keep_logs / "Kept"
 
 
 def test_a_fault_in_the_code_is_found_as_a_short_program(reused):
     error, _ = reused
-    assert error.invariant in MUTANTS["reuse_an_epoch"][1]
+    assert error.invariant == "one_content"
     steps = steps_of(error)
     assert (
         steps[0].startswith("begin(") and "world=World(" in steps[0] and steps[-1] == "teardown()"
@@ -82,7 +82,7 @@ def test_a_fault_in_the_code_is_found_as_a_short_program(reused):
 
 def test_what_the_machine_found_is_replayed_checked_shrunk_and_done_again(reused):
     error, kept = reused
-    fault, (invariant,) = MUTANTS["reuse_an_epoch"]
+    invariant = "one_content"
     replay = next(note for note in error.__notes__ if note.startswith("replay: "))
     at = replay.rpartition(" ")[2]
     assert replay == f"replay: hisparse replay {kept} --at {at}"
@@ -95,7 +95,7 @@ def test_what_the_machine_found_is_replayed_checked_shrunk_and_done_again(reused
         done = said(verb, kept)
         assert done.exit_code == 1 and invariant in done.output
     assert said("fuzz", "--program", kept / "program.json").exit_code == 0  # without the fault
-    with fault():
+    with reuse_an_epoch():
         again = said("fuzz", "--program", kept / "program.json")
     assert again.exit_code == 1 and f"{invariant} at seq {int(at) + 1}" in again.output
 

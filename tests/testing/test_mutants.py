@@ -1,38 +1,61 @@
-"""Each seeded fault makes its invariant fail within 100 seeds; without one, none fails."""
+"""How mutants are hunted. That each is found, CI asks by `hisparse fuzz --mutants`."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 from mutants import MUTANTS
+from mutants.pools import freed_block_kept_in_no_queue, reuse_an_epoch
 
-from hisparse.testing.calm import simulate
+from hisparse.errors import ConfigError
+from hisparse.testing import mutation
+from hisparse.testing.simulator import simulate
 
-SEEDS = 100
-
-
-@pytest.mark.parametrize("name", list(MUTANTS))
-def test_fault_is_found_by_name(name):
-    fault, invariants = MUTANTS[name]
-    others = {}
-    for seed in range(SEEDS):
-        with fault():
-            found = simulate(seed).violation
-        if found is not None and found.invariant in invariants:
-            return
-        if found is not None:
-            others[seed] = found
-    pytest.fail(f"{name}: none of {invariants} in {SEEDS} seeds; others: {others}")
+PACKAGE = Path(mutation.__file__).resolve().parents[1]
 
 
-def test_without_a_fault_nothing_is_found():
-    for seed in range(60):
-        assert simulate(seed).violation is None
+def test_a_mutant_is_found_and_its_witness_is_events_where_a_log_shows_it():
+    caught = mutation.hunt("one", reuse_an_epoch, range(3), steps=40)
+    row = caught.report()
+    assert row["found"] and row["invariant"] == "one_content" and row["witness_of"] == "events"
+    assert row["witness"] <= 12 and row["seeds"] == 1 and row["events"] > 0
+    assert simulate(0).violation is None  # the code is whole again
 
 
-def test_a_run_is_a_function_of_its_seed():
-    first, again = simulate(7), simulate(7)
-    assert (first.digest, first.events, first.rows_checked) == (
-        again.digest,
-        again.events,
-        again.rows_checked,
-    )
+def test_where_no_log_shows_it_the_witness_is_what_has_to_be_done():
+    caught = mutation.hunt("one", freed_block_kept_in_no_queue, range(3), steps=40)
+    assert caught.invariant == "conservation" and caught.report()["witness_of"] == "operations"
+
+
+def test_what_is_not_there_is_not_found():
+    def whole():
+        """Nothing is broken."""
+        return nullcontext()
+
+    row = mutation.hunt("none", whole, range(2), steps=20).report()
+    assert not row["found"] and row["seeds"] == 2 and row["witness"] == 0 and row["invariant"] == ""
+
+
+def test_mutants_are_loaded_from_a_checkout_and_chosen_by_name_or_part():
+    loaded = mutation.load()
+    assert list(loaded) == list(MUTANTS) and len(loaded) >= 40
+    parts = [mutation.select(loaded, f"{i}/3") for i in range(3)]
+    assert sorted(name for part in parts for name in part) == sorted(loaded)
+    assert list(mutation.select(loaded, "reuse_an_epoch")) == ["reuse_an_epoch"]
+    with pytest.raises(ConfigError, match="'gremlin' is no mutant: use I/N, or of "):
+        mutation.select(loaded, "gremlin")
+
+
+def test_an_installed_package_says_where_the_mutants_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutation, "WHERE", tmp_path)
+    monkeypatch.delitem(mutation.sys.modules, "hisparse_mutants", raising=False)
+    with pytest.raises(ConfigError, match="call it in a checkout of its repository"):
+        mutation.load()
+
+
+def test_nothing_in_the_package_knows_a_mutant():
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not [name for name in MUTANTS if name in text], path

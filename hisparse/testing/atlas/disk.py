@@ -129,8 +129,7 @@ class PowerLoss(LogFault):
         disk = self.store.disk
         if disk.lying or not self.strikes():
             return
-        lies = any(fault.kind == "fsync_lost" for fault in self.replica.faults)
-        synced = self.store.fsync == "commit" and not lies
+        synced = self.store.fsync == "commit" and not disk.lied
         lives = self.store.lives
         self.crash(power=True)
         if synced and self.store.lives == lives:
