@@ -16,6 +16,27 @@ def settle(replica: SimReplica) -> None:
     """Serve all that is there to its end. Raises InvariantViolation ``progress`` if it does not
     end, ``survives`` for a fault that was not survived, ``conservation`` if something is left."""
     replica.cease()
+    _serve(replica)
+    while True:
+        for rank in replica.ranks:
+            rank.device.synchronize(None)
+        replica.step()  # says what ended last
+        replica.step()  # takes it in
+        if not _busy(replica):
+            break
+        _serve(replica)  # a rank was told of something only now, and died of it
+    replica.check()
+    replica.look_at_incidents()
+    if replica.incidents:
+        first = replica.incidents[0]
+        text = f"{first.kind} in step {first.step} was not survived: {first.told}"
+        raise InvariantViolation("survives", text, seq=replica.state.seq)
+    _nothing_left(replica)
+    replica.watch.whole_log()
+
+
+def _serve(replica: SimReplica) -> None:
+    """Until nobody holds anything, and every rank is there."""
     ended, at = -1, replica.now
     while replica.down or _busy(replica):
         if ended != replica.served:
@@ -29,18 +50,6 @@ def settle(replica: SimReplica) -> None:
         if replica.coordinator.is_sleeping:
             replica.wake_up()
         replica.step()
-    for rank in replica.ranks:
-        rank.device.synchronize(None)
-    replica.step()  # says what ended last
-    replica.step()  # takes it in
-    replica.check()
-    replica.look_at_incidents()
-    if replica.incidents:
-        first = replica.incidents[0]
-        text = f"{first.kind} in step {first.step} was not survived: {first.told}"
-        raise InvariantViolation("survives", text, seq=replica.state.seq)
-    _nothing_left(replica)
-    replica.watch.whole_log()
 
 
 def _busy(replica: SimReplica) -> bool:
