@@ -61,6 +61,11 @@ class Chain:
         self._tags = np.concatenate([self._tags[:known], np.array(fresh, dtype=np.uint64)])
         return self._tags
 
+    @property
+    def known(self) -> U64:
+        """The tags of the last `tags`."""
+        return self._tags
+
     def rows(self, cache: int, width: int) -> U8:
         """uint8 [len(tokens), width]: the rows of all positions of the last `tags` in `cache`."""
         known = self._rows.get(cache)

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hisparse.config import HiSparseConfig
+from pydantic import ValidationError
+
+from hisparse.config import HiSparseConfig, PolicyConfig
 from hisparse.testing.atlas import ATLAS
 from hisparse.testing.worlds import random_config, with_suffix
 
@@ -65,6 +67,7 @@ class Swarm:
                 "ranks": ranks if ranks is not None else drawn,
             }
         )
+        config = _at_the_edge(config, seed)
         # Each extreme of lag hides waits that the other shows, so the whole range is drawn.
         lags = tuple(rng.choice([0.0, 0.3, 0.6, 0.9, 0.97]) for _ in range(RANKS_MAX))
         operations = {
@@ -84,6 +87,19 @@ class Swarm:
             steps=steps,
             check_every=rng.choice([1, 4, 16]),
         )
+
+
+def _at_the_edge(config: HiSparseConfig, seed: int) -> HiSparseConfig:
+    """The same world with fewer hot rows than a selection has, if that is not refused: what is
+    accepted has to work."""
+    rng = random.Random(f"hisparse edge {seed}")
+    if rng.random() > 0.2:
+        return config
+    policy = config.policy.model_dump() | {"hot_rows": rng.randrange(1, config.policy.top_k)}
+    try:
+        return config.model_copy(update={"policy": PolicyConfig(**policy)})
+    except ValidationError:
+        return config
 
 
 def _disk(seed: int, kinds: Sequence[str]) -> dict[str, Any] | None:

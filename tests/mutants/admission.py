@@ -5,7 +5,9 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
+from pydantic import field_validator
 
+from hisparse.config import PolicyConfig
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.fsm import events as ev
 from hisparse.fsm import fold
@@ -22,6 +24,7 @@ from hisparse.kv import (
 )
 from hisparse.kv.block_pool import block_epochs
 from hisparse.kv.decision import ints
+from hisparse.testing import swarm
 
 from .registry import altered, mutant, nothing
 
@@ -172,6 +175,21 @@ def half_of_the_host_pages_are_there():
         mock.patch.object(lifecycle, "pin_rows", pin_rows),
         mock.patch.object(residency, "pin", spill),
     ):
+        yield
+
+
+@mutant
+def hot_regions_below_a_selection_are_accepted():
+    """The configuration may have fewer hot rows than a row selects.
+    (unsupported-combination-not-refused)"""
+
+    class Lenient(PolicyConfig):
+        @field_validator("hot_rows")
+        @classmethod
+        def _hot_holds_top_k(cls, hot_rows):
+            return hot_rows
+
+    with mock.patch.object(swarm, "PolicyConfig", Lenient):
         yield
 
 

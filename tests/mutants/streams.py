@@ -12,6 +12,7 @@ from hisparse.device import worker
 from hisparse.device.cpu.kernels import CpuCopies
 from hisparse.device.runtime import HiSparseRuntime
 from hisparse.device.transfers import TransferQueue
+from hisparse.device.warm_up import dummy_step
 from hisparse.device.worker import HiSparseWorker
 from hisparse.engine import loop
 from hisparse.fsm.project import Projection
@@ -70,12 +71,12 @@ def compute_waits_for_no_restore():
 
 @mutant
 def skip_one_host_copy():
-    """The fifth copy of a rank is acknowledged and never made."""
-    copy = TransferQueue._copy
+    """One copy of a world, the fifth that any rank makes, is acknowledged and never made."""
+    copy, made = TransferQueue._copy, [0]
 
     def skipping(self, transfer):
-        skipped = sum(self.counts[kind] for kind in ("spills", "write_backs", "restores")) == 4
-        return True if skipped else copy(self, transfer)
+        made[0] += 1
+        return True if made[0] == 5 else copy(self, transfer)
 
     with mock.patch.object(TransferQueue, "_copy", skipping):
         yield
@@ -204,6 +205,21 @@ def rank_sizes_its_own_pool():
         make(self, config, device, rank=rank, **more)
 
     with mock.patch.object(HiSparseWorker, "__init__", smaller):
+        yield
+
+
+@mutant
+def dummy_steps_compute_row_0():
+    """A profiling step is made of rows of the first request, and not of padding.
+    (warm-up-exceeds-decode-token-cap)"""
+
+    @contextmanager
+    def real(limits, device, groups, runtimes, rows):
+        with dummy_step(limits, device, groups, runtimes, rows) as padding:
+            padding.rows[:] = 0
+            yield padding
+
+    with mock.patch.object(worker, "dummy_step", real):
         yield
 
 

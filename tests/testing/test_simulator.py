@@ -3,17 +3,14 @@ kind of fault whose rule can be seen at once is found where the code breaks that
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from unittest import mock
 
-import msgspec
 import pytest
 from kinds_rig import found_by
+from mutants import acknowledgements, admission, ends, streams
 
 from hisparse.connector.hisparse import HiSparseConnector
-from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import ConfigError
-from hisparse.kv import acknowledgements, coordinator, validate
 from hisparse.testing.atlas import ATLAS, marks_of, select
 from hisparse.testing.campaign import Campaign, run_campaign
 from hisparse.testing.simulator import simulate
@@ -45,75 +42,15 @@ def test_leaving_a_kind_out_leaves_what_others_draw():
     assert [Swarm.of(3, kinds=[kept, other]).faults.get(kept) for other in ("ack_gap", "ack_cut")]
 
 
-@contextmanager
-def gap_is_skipped():
-    as_input = acknowledgements.as_input
-
-    def forgiving(state, acks):
-        expected = state.acked[acks.rank] + 1
-        if acks.first_seq > expected:
-            acks = msgspec.structs.replace(acks, first_seq=expected)
-        return as_input(state, acks)
-
-    with mock.patch.object(coordinator, "as_input", forgiving):
-        yield
-
-
-@contextmanager
-def rank_applies_whatever_comes():
-    with mock.patch.object(HiSparseWorker, "_check", lambda self, command: None):
-        yield
-
-
-@contextmanager
-def id_in_use_is_taken():
-    with mock.patch.object(validate, "arrival", lambda *asked: None):
-        yield
-
-
-@contextmanager
-def ends_name_no_epoch():
-    abort = coordinator.HiSparseCoordinator.abort
-
-    def whoever(self, request, epoch, reason="abort"):
-        now = [key for key in self.state.requests if key[0] == request]
-        abort(self, *(now[-1] if now else (request, epoch)), reason)
-
-    with mock.patch.object(coordinator.HiSparseCoordinator, "abort", whoever):
-        yield
-
-
-@contextmanager
-def acknowledgements_are_not_said_again():
-    """What a rank said once is gone, whether it arrived or not."""
-    get = HiSparseWorker.poll
-
-    def once(self):
-        said = get(self)
-        if said is not None:
-            self.acks.trim(said.last_seq)
-        return said
-
-    with mock.patch.object(HiSparseWorker, "poll", once):
-        yield
-
-
-@contextmanager
-def epochs_of_transfers_do_not_matter():
-    def named(state, idents, epochs):
-        return [state.transfers[ident] for ident in idents if ident in state.transfers]
-
-    with mock.patch.object(acknowledgements, "_named", named):
-        yield
-
-
 BROKEN = {
-    "ack_gap": gap_is_skipped,
-    "command_duplicated": rank_applies_whatever_comes,
-    "id_reused": id_in_use_is_taken,
-    "stale_epoch": ends_name_no_epoch,
-    "ack_lost": acknowledgements_are_not_said_again,
-    "ack_foreign_transfer": epochs_of_transfers_do_not_matter,
+    "ack_gap": acknowledgements.gap_in_acknowledgements_passed_over,
+    "ack_lost": acknowledgements.acknowledgements_said_once,
+    "ack_foreign_transfer": acknowledgements.acknowledgements_name_no_epoch,
+    "command_duplicated": streams.commands_apply_wherever_they_begin,
+    "dummy_step": streams.dummy_steps_compute_row_0,
+    "id_reused": admission.id_in_use_is_taken,
+    "stale_epoch": admission.ends_name_no_epoch,
+    "late_abort": ends.late_abort_forgets_the_request,
 }
 
 

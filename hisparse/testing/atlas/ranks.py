@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from hisparse.errors import ProtocolError
+from hisparse.fsm.wire import Table
 from hisparse.testing.atlas.base import Fault
 from hisparse.testing.rank import RankDevice, SimRank
 
@@ -103,6 +106,45 @@ class RankStaleCursor(Fault):
         """Anywhere in the log, and next to where it should be."""
         last = self.replica.log.last_seq
         return [self.rng.randrange(last + 1), max(to_seq - 1, 0), min(to_seq + 1, last), 0]
+
+
+class DummyStep(Fault):
+    family = "ranks"
+    kind = "dummy_step"
+    rule = "a dummy step between steps leaves no trace in tables, hot rows, cursor or counters"
+    rates = (0.01, 0.05)
+
+    def strike(self) -> None:
+        """An engine profiles: padding rows, as many as the rank takes or fewer."""
+        if not self.strikes():
+            return
+        rank = self.rng.choice(self.replica.ranks)
+        if rank.dead or rank.worker.asleep:
+            return
+        rank.device.synchronize(rank.device.compute)
+        before = self._trace(rank)
+        self._run(rank, self.rng.randint(1, rank.worker.capabilities.rows))
+        self.require(self._trace(rank) == before, f"rank {rank.number} is not as it was")
+        self.fire(f"rank {rank.number}", lambda: True)
+
+    def _run(self, rank: SimRank, n: int) -> None:
+        worker, layout = rank.worker, rank.worker.config.layout
+        nothing = np.full((n, worker.capabilities.top_k), -1, dtype=np.int32)
+        data = np.zeros((n, layout.row_bytes), dtype=np.uint8)
+        with worker.warm_up(n) as rows:
+            for group, layers in enumerate(layout.index_groups):
+                worker.index.write(group, rows, data[:, : layout.index_row_bytes])
+                for place, layer in enumerate(layers):
+                    worker.handles[layer].write(rows, data)
+                    worker.handles[layer].gather(rows, None if place else nothing)
+
+    def _trace(self, rank: SimRank) -> object:
+        worker = rank.worker
+        kept = [worker.tables[table].tobytes() for table in Table]
+        for handle in worker.handles:
+            held = vars(handle.runtime.resolver) if handle.runtime.is_leader else {}
+            kept += [v.tobytes() for v in held.values() if isinstance(v, np.ndarray)]
+        return worker.to_seq, worker.acks.last_seq, worker.statistics(), kept
 
 
 class OldWorkerSpeaks(Fault):

@@ -148,6 +148,29 @@ class IdReused(Fault):
         self.fire(f"{served.request!r} is in use", lambda: True, "id_reused.refused")
 
 
+class LateAbort(Fault):
+    family = "requests"
+    kind = "late_abort"
+    rule = "a client that goes away after the end of its request changes nothing of what is left"
+
+    def strike(self) -> None:
+        replica, state = self.replica, self.replica.state
+        if not state.draining or not self.strikes():
+            return
+        key = self.rng.choice(list(state.draining))
+        before = self._of(key)
+        replica.coordinator.abort(*key)
+        self.require(self._of(key) == before, f"{key} has ended, and an abort changed it")
+        self.fire(f"{key} drains", lambda: key not in replica.state.requests)
+
+    def _of(self, key: Key) -> object:
+        request = self.replica.state.requests.get(key)
+        if request is None:
+            return None
+        rows = [table[request.row].tobytes() for table in self.replica.state.rows.tables]
+        return request.state, request.row, request.in_flight, tuple(request.reserved), rows
+
+
 class StaleEpoch(Fault):
     family = "requests"
     kind = "stale_epoch"
