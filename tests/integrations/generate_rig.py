@@ -17,7 +17,7 @@ PADDING = (0, 17, 33)
 MODEL_LEN = 84
 
 
-def prompts(seed=3, lines=3, width=PROMPT):
+def prompts(seed=3, lines=3, width=PROMPT, device="cpu"):
     """Token ids [lines, width], and the mask of a batch that is padded on the left."""
     drawn = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, 512, (lines, width), generator=drawn)
@@ -25,7 +25,7 @@ def prompts(seed=3, lines=3, width=PROMPT):
     for line, padding in enumerate(PADDING[:lines]):
         mask[line, :padding] = 0
         ids[line, :padding] = 0
-    return ids, mask
+    return ids.to(device), mask.to(device)
 
 
 def config(model, *, gpu_blocks=None, step_rows=72, max_requests=3, checks="on", policy=None):
@@ -90,3 +90,12 @@ def live(tokens, eos):
     """Steps, bool [new, lines], whose logits decide a token: a line that ended decides none."""
     ended = (tokens == eos).cumsum(1) - (tokens == eos).int()
     return (ended == 0).T
+
+
+def early_end(tokens):
+    """A token with which one line ends before the others, and no other does."""
+    for line in (1, 0, 2):
+        for token in tokens[line, 8:20].tolist():
+            if (tokens == token).any(1).sum() == 1:
+                return token
+    raise AssertionError("no token is of one line alone")

@@ -14,8 +14,9 @@ from hisparse.connector.plan import Admitted, Changes, StepPlan
 class ResidentStore:
     """Rows of each request by layer, indexer rows by group, in the order of their positions."""
 
-    def __init__(self, config):
+    def __init__(self, config, device="cpu"):
         self.config = config
+        self.device = device
         self.rows = {}
         self.index = {}
         self.plan = None
@@ -28,10 +29,13 @@ class ResidentStore:
     def admit(self, request, prompt, max_new, *, salt=b""):
         layout = self.config.layout
         assert request not in self.rows
-        self.rows[request] = [torch.empty(0, layout.row_bytes, dtype=torch.uint8)] * layout.layers
-        nothing = torch.empty(0, layout.index_row_bytes, dtype=torch.uint8)
-        self.index[request] = [nothing] * len(layout.index_groups)
+        self.rows[request] = [self._nothing(layout.row_bytes)] * layout.layers
+        groups = len(layout.index_groups)
+        self.index[request] = [self._nothing(layout.index_row_bytes)] * groups
         return Admitted(request, 1, len(self.rows), 0)
+
+    def _nothing(self, row_bytes):
+        return torch.empty(0, row_bytes, dtype=torch.uint8, device=self.device)
 
     def plan_step(self, wanted):
         counts = tuple(len(tokens) for tokens in wanted.values())
@@ -43,7 +47,7 @@ class ResidentStore:
 
     def _append(self, held, at, data):
         for request, new in zip(self.plan.requests, data.split(self.plan.counts), strict=True):
-            held[request][at] = torch.cat([held[request][at], new.cpu()])
+            held[request][at] = torch.cat([held[request][at], new])
 
     def write(self, layer, data):
         self._append(self.rows, layer, data)

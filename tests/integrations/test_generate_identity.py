@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from generate_rig import config, generate, live, over, prompts, tiers
+from generate_rig import config, early_end, generate, live, over, prompts, tiers
 from resident_store import ResidentStore
 
 from hisparse.integrations.transformers import HiSparseCache
@@ -17,15 +17,6 @@ from hisparse.integrations.transformers.tiny import MODEL_TYPES, tiny_model
 
 KINDS = [(kind, torch.float32) for kind in MODEL_TYPES]
 KINDS += [("deepseek_v32", torch.bfloat16), ("hy_v4", torch.bfloat16)]
-
-
-def early_end(tokens):
-    """A token with which one line ends before the others, and no other does."""
-    for line in (1, 0, 2):
-        for token in tokens[line, 8:20].tolist():
-            if (tokens == token).any(1).sum() == 1:
-                return token
-    raise AssertionError("no token is of one line alone")
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)

@@ -15,13 +15,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from hisparse.errors import UsageError
-from hisparse.integrations.transformers.cache import HiSparseCache, HiSparseLayer
+from hisparse.integrations.transformers.cache import HiSparseCache
 from hisparse.integrations.transformers.latent import (
     attention_modules,
     expand,
     expand_again,
     pass_latents,
 )
+from hisparse.integrations.transformers.layer import HiSparseLayer
 
 NAME = "hisparse"
 EXPANDED_VALUES_MAX = 1 << 26  # keys and values that are expanded at once

@@ -12,78 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from hisparse.backend import HiSparseBackend
 from hisparse.connector.plan import Admitted, Changes, StepPlan
 from hisparse.errors import CapacityError, DeviceError, UsageError
+from hisparse.integrations.transformers.layer import HiSparseLayer
 from hisparse.integrations.transformers.layout import layout_of, row_format
 from hisparse.integrations.transformers.lines import Line, Step, make_step, paddings
 
 WAIT_STEPS_MAX = 1000
-
-
-class HiSparseLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer, as transformers addresses it: hands everything to its cache."""
-
-    def __init__(self, cache: HiSparseCache, layer: int) -> None:
-        super().__init__()
-        self.cache = cache
-        self.layer = layer
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """The backend made everything at its start."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
-        """Writes latents [lines, 1, width, kv_lora_rank] and [.., qk_rope_head_dim]; answers
-        itself, which the attention function reads rows from."""
-        self.cache.write(self.layer, key_states, value_states)
-        return self, self
-
-    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """Writes the indexer's keys [lines, width, head_dim]; answers those of all columns, zeros
-        at padding."""
-        return self.cache.write_index(self.layer, indexer_key_states)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.columns + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.cache.columns
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def offload(self) -> None:
-        _refuse("offload", "the tiers move pages by themselves")
-
-    def prefetch(self) -> None:
-        _refuse("prefetch", "the tiers move pages by themselves")
-
-    def reset(self) -> None:
-        self.cache.close()
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        _refuse("reorder_cache", "beams share rows that a request owns alone: use num_beams=1")
-
-    def crop(self, tokens_to_remove: int) -> None:
-        _refuse("crop", "rows that were accepted stay: generate without an assistant or look-up")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        _refuse("batch_repeat_interleave", "a request owns its rows alone: repeat the prompts")
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        _refuse("batch_select_indices", "lines stay where they are: end those that are done")
-
-
-def _refuse(verb: str, why: str) -> NoReturn:
-    raise UsageError(f"HiSparseCache.{verb}: {why}")
 
 
 class HiSparseCache(Cache):  # type: ignore[misc]
@@ -177,6 +118,7 @@ class HiSparseCache(Cache):  # type: ignore[misc]
             for request, n in self._plan.granted.items():
                 line = next(line for line in self.lines if line.request == request)
                 line.rows += n
+                line.fresh = False
         self.columns += self._width
         self._close_step()
 
@@ -234,7 +176,8 @@ class HiSparseCache(Cache):  # type: ignore[misc]
                 most = max(self._max_tokens - len(came), 1)
                 answer = self.backend.admit(line.request, came, most, salt=self._salt)
                 admitted = answer if isinstance(answer, Admitted) else self._await(answer)
-                line.admitted, line.rows = True, admitted.cached_rows
+                line.admitted = line.fresh = True
+                line.rows = admitted.cached_rows
             wanted[line.request] = came[line.rows - first :]
             line.last = came[-1]
         return wanted
@@ -286,19 +229,25 @@ class HiSparseCache(Cache):  # type: ignore[misc]
         ours = {line.request for line in self.lines}
         lost = [r.request for r in changes.rewound] + [*changes.preempted, *changes.failed]
         if hit := sorted(ours.intersection(lost)):
+            here = set(self.backend.requests)
+            for line in self.lines:
+                if line.request in hit:
+                    line.ended = True
+                    if line.request in here:
+                        self.backend.abort(line.request, "copy failed")
             raise DeviceError(
-                f"a copy failed under {', '.join(hit)}: the newest tokens may be wrong; close this "
-                "cache and generate again from the tokens before them"
+                f"a copy failed under {', '.join(hit)}: the newest tokens may be wrong, and it "
+                "ends here; close this cache and generate again"
             )
 
     def _forget_new(self) -> None:
-        """Lines whose first pass failed were never there."""
+        """Lines that the pass that failed began were never there."""
         here = set(self.backend.requests)
         for line in self.lines:
-            if line.admitted and not line.rows and not line.ended:
+            if line.fresh:
                 if line.request in here:
                     self.backend.abort(line.request, "failed")
-                line.admitted = False
+                line.admitted = line.fresh = False
 
     # -- what layers and attention ask for --------------------------------------------------------
     def write(self, layer: int, latents: torch.Tensor, rotated: torch.Tensor) -> None:

@@ -31,6 +31,8 @@ class Line:
     last: int = -1
     """its newest token"""
     admitted: bool = False
+    fresh: bool = False
+    """admitted by the pass that runs: if that fails, it was never there"""
     ended: bool = False
 
 
