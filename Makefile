@@ -2,11 +2,13 @@
 # PYTHON is the interpreter that .venv is made with.
 PYTHON ?= python3
 TORCH := torch==2.13.0
+OLDEST_TRANSFORMERS := transformers==5.17.*
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := runs/demo
+OLDEST := $(VENV)/oldest-transformers
 # A worker a core, up to 8; each test runs in one of them, and torch has one thread in each.
 WORKERS ?= -n auto --maxprocesses 8 --dist worksteal
 
@@ -40,6 +42,13 @@ $(VENV)/.test: pyproject.toml $(VENV)/.torch
 	@$(PIP) install -e '.[test]'
 	@touch $(VENV)/.run $@
 
+# Beside the newest, which is of the tests' requirements: tests of both run in one suite.
+$(OLDEST)/.there: Makefile $(VENV)/.torch
+	@echo "setting up $(OLDEST): $(OLDEST_TRANSFORMERS)" >&2
+	@rm -rf $(OLDEST)
+	@$(PIP) install --no-deps --target $(OLDEST) '$(OLDEST_TRANSFORMERS)'
+	@touch $@
+
 $(VENV)/.lint: pyproject.toml $(VENV)/.torch
 	@echo "setting up $(VENV): hisparse[test,lint]" >&2
 	@$(PIP) install -e '.[test,lint]'
@@ -64,8 +73,8 @@ demo: $(VENV)/.run
 	  then echo "digests equal: live $$live, replayed $$replayed"; \
 	  else echo "digests differ: live $$live, replayed $$replayed" >&2; exit 1; fi
 
-test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not gpu" $(WORKERS)
+test: $(VENV)/.test $(OLDEST)/.there
+	HISPARSE_OLDEST_TRANSFORMERS=$(OLDEST) $(BIN)/python -m pytest -m "not gpu" $(WORKERS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .; code=$$?; $(BIN)/ruff format --check --quiet . || code=1; \

@@ -19,7 +19,7 @@ KINDS = [(kind, torch.float32) for kind in MODEL_TYPES]
 KINDS += [("deepseek_v32", torch.bfloat16), ("hy_v4", torch.bfloat16)]
 
 
-@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=lambda value: str(value).split(".")[-1])
 def test_a_padded_batch_of_which_one_line_ends_early(kind, dtype):
     model, (ids, mask) = tiny_model(kind, seed=1, dtype=dtype), prompts()
     want, of_eager = generate(model, None, ids, mask, eos_token_id=-1)
