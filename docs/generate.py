@@ -1,4 +1,4 @@
-"""Write what is generated from the code: docs/machines.md and schemas/*.json.
+"""Write what is generated from the code: docs/machines.md, docs/configuration.md, schemas/*.json.
 
 Run ``python docs/generate.py`` after a change to a machine, an event, a wire struct or the config;
 with ``--check`` it writes nothing, names what is stale and exits with 1. It refuses to replace the
@@ -11,7 +11,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import get_args
 
+from pydantic import BaseModel
+
+from hisparse.config import HiSparseConfig
+from hisparse.engine.options import DECIDED, PLACES, WORKLOAD, RunConfig
 from hisparse.fsm.diagrams import render
 from hisparse.fsm.schemas import SCHEMAS, as_text, events_schema, log_breaks
 
@@ -19,9 +24,106 @@ ROOT = Path(__file__).resolve().parent.parent
 EVENTS = ROOT / "schemas" / "events.json"
 
 
+CONFIGURATION = """\
+# Configuration
+
+<!-- Written by docs/generate.py from the models; do not edit. -->
+
+Scheduler and worker agree on one `HiSparseConfig`. Its values come from a file, from the
+environment, or are given in code, each over the one before it, and are validated alike:
+
+```python
+config = HiSparseConfig.load("hisparse.toml", pools={"gpu_blocks": 400})
+```
+
+| source | how |
+|---|---|
+| file | TOML (`.toml`) or JSON, a table a section |
+| environment | `HISPARSE_POOLS__GPU_BLOCKS=400`: two underscores after the section; lists as JSON |
+| code | sections as mappings |
+
+Every fault is told at once, with the field, the value, where it is from and what would do; a key
+that nobody knows is one, with the nearest that is known. `hisparse config hisparse.toml` shows each
+value with where it is from, and the sizes that follow from them.
+
+`hisparse run --config FILE` takes the same file and environment, and its options stand above both.
+What it decides itself it refuses ({decided}). Its own options are the section `run`, which an
+engine passes over.
+
+```toml
+[pools]
+page_size = 64
+gpu_blocks = 4000
+host_pool_gib = 16.0
+
+[layout]  # 656 B a row and layer, 132 B a row of an indexer
+row_bytes = 656
+index_row_bytes = 132
+index_groups = [[0, 1, 2], [3, 4, 5]]
+
+[policy]
+top_k = 2048
+hot_rows = 4096
+
+[schedule]
+max_model_len = 65536
+```
+"""
+
+
+def type_name(annotation: object) -> str:
+    """As a user writes the value: names of types, or the words that may stand there."""
+    if words := [repr(word) for word in get_args(annotation) if isinstance(word, str)]:
+        return ", ".join(words)
+    text = getattr(annotation, "__name__", str(annotation)) if not get_args(annotation) else ""
+    return text or str(annotation).replace("pathlib.", "")
+
+
+def is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def rows_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> str:
+    """A table of the fields of `model` that are no sections."""
+    lines = ["| field | type | default | bounds | what |", "|---|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if (names and name not in names) or is_section(inner):
+            continue
+        default = "required" if field.is_required() else f"`{field.default}`"
+        signs = {"Gt": ">", "Ge": "≥", "Lt": "<", "Le": "≤"}
+        bounds = [
+            f"{signs[type(one).__name__]} {getattr(one, type(one).__name__.lower())}"
+            for one in field.metadata
+            if type(one).__name__ in signs
+        ]
+        cells = (f"`{name}`", type_name(inner), default, ", ".join(bounds), field.description or "")
+        lines.append(f"| {' | '.join(cell.replace(' | ', ' or ') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def configuration() -> str:
+    """docs/configuration.md."""
+    decided = ", ".join(f"`{name}`" for name in DECIDED)
+    parts = [CONFIGURATION.replace("{decided}", decided)]
+    for name, field in HiSparseConfig.model_fields.items():
+        if is_section(field.annotation):
+            doc = " ".join((field.annotation.__doc__ or "").split())
+            parts.append(f"## `{name}`\n\n{doc}\n\n{rows_of(field.annotation)}\n")
+    parts.append(f"## At the top level\n\n{rows_of(HiSparseConfig)}\n")
+    options = ", ".join(f"`{path}`" for path in PLACES)
+    parts.append(
+        "## `run`\n\nOf `hisparse run` alone. Options of the same name stand above it; so do those "
+        f"for {options}, whose defaults there are those of a small demonstration.\n\n"
+        f"{rows_of(RunConfig, WORKLOAD)}\n"
+    )
+    return "\n".join(parts)
+
+
 def generated() -> dict[Path, str]:
     """Every generated file and what it should hold."""
-    files = {ROOT / "docs" / "machines.md": render()}
+    docs = ROOT / "docs"
+    files = {docs / "machines.md": render(), docs / "configuration.md": configuration()}
     files |= {ROOT / "schemas" / name: as_text(make()) for name, make in SCHEMAS.items()}
     return files
 

@@ -1,14 +1,15 @@
 """Configuration: pydantic models that refuse bad input with the field, the value and the fix.
 
-Nothing here does I/O or imports torch. Derived sizes (block bytes, pages per block, pool counts)
-are computed once, here, so that scheduler and worker cannot disagree about them.
+Nothing here does I/O (`HiSparseConfig.load` asks a module that does) or imports torch. Derived
+sizes (block bytes, pages per block, pool counts) are computed once, here, so that scheduler and
+worker cannot disagree about them.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -43,7 +44,9 @@ class ModelLayout(_Model):
 
     row_bytes: int = Field(gt=0, description="bytes of one token's KV row in one layer")
     index_row_bytes: int = Field(gt=0, description="bytes of one token's indexer row in one group")
-    index_groups: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    index_groups: tuple[tuple[int, ...], ...] = Field(
+        min_length=1, description="layers of each index group, its leader first"
+    )
 
     @field_validator("index_groups")
     @classmethod
@@ -103,8 +106,10 @@ class PolicyConfig(_Model):
         pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$",
         description="a registered policy, or module:Class of one's own",
     )
-    write_back: Literal["eager", "on_pressure"] = "eager"
-    top_k: int = Field(default=2048, gt=0)
+    write_back: Literal["eager", "on_pressure"] = Field(
+        default="eager", description="a page is copied to the host when it is full, or at need"
+    )
+    top_k: int = Field(default=2048, gt=0, description="rows that attention reads of a request")
     hot_rows: int = Field(
         default=4096, gt=0, validate_default=True, description="rows of a request's hot region"
     )
@@ -147,13 +152,17 @@ class ScheduleConfig(_Model):
 class LogConfig(_Model):
     """Where events go: `off` keeps no history, `ring` the last N in memory, `disk` all of them."""
 
-    mode: Literal["off", "ring", "disk"] = "ring"
-    dir: Path | None = Field(default=None, validate_default=True)
-    fsync: Literal["never", "interval", "commit"] = "never"
+    mode: Literal["off", "ring", "disk"] = Field(default="ring", description="what is kept")
+    dir: Path | None = Field(
+        default=None, validate_default=True, description="of mode 'disk': where the log is written"
+    )
+    fsync: Literal["never", "interval", "commit"] = Field(
+        default="never", description="when what was written is made to last a loss of power"
+    )
     fsync_interval_s: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="of fsync 'interval': between syncs"
     )
-    ring_events: int = Field(default=100_000, gt=0)
+    ring_events: int = Field(default=100_000, gt=0, description="of mode 'ring': events kept")
     segment_bytes: int = Field(
         default=64 << 20, gt=0, le=1 << 30, description="size at which a segment is sealed"
     )
@@ -180,7 +189,9 @@ class LogConfig(_Model):
 class SuffixConfig(_Model):
     """Who is asked for the indexer pages of a prefix that the GPU has lost; `none`: nobody."""
 
-    name: Literal["none", "cpu"] = "none"
+    name: Literal["none", "cpu"] = Field(
+        default="none", description="nobody, or a tier in host memory"
+    )
     gib: float = Field(
         default=1.0,
         gt=0,
@@ -200,7 +211,20 @@ class HiSparseConfig(_Model):
     log: LogConfig = LogConfig()
     suffix: SuffixConfig = SuffixConfig()
     ranks: int = Field(default=1, gt=0, le=64, description="worker ranks of this replica")
-    checks: Literal["on", "off"] = "off"
+    checks: Literal["on", "off"] = Field(
+        default="off", description="whether invariants are checked as it runs"
+    )
+
+    @classmethod
+    def load(cls, file: str | Path | None = None, **sections: Any) -> HiSparseConfig:
+        """From a TOML or JSON file, then ``HISPARSE_SECTION__FIELD`` of the environment, then
+        `sections` (mappings), each over the one before it (`hisparse.config_sources`).
+
+        Raises ConfigError that names every fault at once, each with where its value is from.
+        """
+        from hisparse.config_sources import load
+
+        return load(file, **sections)[0]
 
     @property
     def offload(self) -> bool:

@@ -7,8 +7,9 @@ applied together, pass.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-def checked_config(data: Mapping[str, Any]) -> HiSparseConfig:
+def checked_config(
+    data: Mapping[str, Any], origins: Mapping[str, str] | None = None
+) -> HiSparseConfig:
     """The one validator for what comes from outside, nested as `HiSparseConfig` is; chooses the
-    shape of the blocks (`config_packing`) where the data does not.
+    shape of the blocks (`config_packing`) where the data does not. `origins` says where a value is
+    from, by its path.
 
     Raises ConfigError that names every violation at once, those included that show only when others
     are mended; its `fixes`, where each has one, make the configuration pass.
@@ -35,7 +39,7 @@ def checked_config(data: Mapping[str, Any]) -> HiSparseConfig:
             config = packed(HiSparseConfig.model_validate(with_fixes(data, fixes)))
             check_capacity(config)
         except ValidationError as error:
-            found = config_error(error)
+            found = config_error(error, origins=origins)
         except CapacityError as error:
             found = error
         else:
@@ -82,8 +86,36 @@ def _fixes(fault: ErrorDetails) -> dict[str, object]:
     return {}
 
 
-def config_error(error: ValidationError) -> ConfigError:
-    """A pydantic error as one line: field path, value and reason of each fault."""
+def known_paths(model: type[BaseModel], before: str = "") -> list[str]:
+    """Every section and field of `model`, by its path."""
+    found = []
+    for name, field in model.model_fields.items():
+        found.append(f"{before}{name}")
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found += known_paths(inner, f"{before}{name}.")
+    return found
+
+
+def unknown_key(path: str, known: Iterable[str]) -> str:
+    """What to say of a key that nobody knows: the nearest of its section, or else of any."""
+    known = list(known)
+    section, _, name = path.rpartition(".")
+    beside = {one: one for one in known if one.rpartition(".")[0] == section}
+    leaves = {one.rpartition(".")[2]: one for one in reversed(known)}
+    for names in ({one.rpartition(".")[2]: one for one in beside}, leaves):
+        if nearest := difflib.get_close_matches(name, names, n=1):
+            return f"no such key: did you mean {names[nearest[0]]}?"
+    return f"no such key: known are {', '.join(beside or leaves)}"
+
+
+def config_error(
+    error: ValidationError,
+    model: type[BaseModel] = HiSparseConfig,
+    origins: Mapping[str, str] | None = None,
+) -> ConfigError:
+    """A pydantic error as one line: field path, value, where it is from, and reason of each fault;
+    of a key that `model` does not have, the nearest that it has."""
     parts = []
     fixes: dict[str, object] = {}
     for fault in error.errors():
@@ -91,5 +123,9 @@ def config_error(error: ValidationError) -> ConfigError:
         path = ".".join(str(p) for p in fault["loc"]) or "config"
         shown = fault["input"]
         value = f"={shown!r}" if not isinstance(shown, dict | BaseModel) else ""
-        parts.append(f"{path}{value}: {fault['msg'].removeprefix('Value error, ')}")
+        reason = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            reason = unknown_key(path, known_paths(model))
+        origin = (origins or {}).get(path)
+        parts.append(f"{path}{value}{f' (from {origin})' if origin else ''}: {reason}")
     return ConfigError("; ".join(parts), fixes)

@@ -14,6 +14,7 @@ from hisparse import __version__
 from hisparse.cli.bench import bench
 from hisparse.cli.check import check
 from hisparse.cli.completion import completion
+from hisparse.cli.config import config
 from hisparse.cli.diff import diff
 from hisparse.cli.errors import OneLineGroup
 from hisparse.cli.explore import explore
@@ -40,7 +41,7 @@ def cli(no_pager: bool) -> None:
 
 for command in (
     *(run, log, replay, check, why, diff, what_if, trace, bench, export, shrink),
-    *(fuzz, explore, completion),
+    *(fuzz, explore, config, completion),
 ):
     cli.add_command(command)
 

@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from pydantic import ValidationError
 
 from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.output import Progress, table
 from hisparse.config import RESIDENT, LogConfig
-from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_mismatched
+from hisparse.config_check import config_error
+from hisparse.config_sources import given
+from hisparse.engine.options import (
+    RunConfig,
+    refuse_lost_selections,
+    refuse_mismatched,
+    run_fields,
+    run_origins,
+)
 from hisparse.errors import ConfigError
 from hisparse.kv import policies
 
@@ -32,6 +41,14 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 
 
 @click.command()
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML or JSON, sections as of `hisparse config` and `run`; HISPARSE_SECTION__FIELD in the "
+    "environment stands above it, options above both.",
+)
 @_field("--trace", "Mooncake JSONL; without it, a generated one.", type=click.Path(path_type=Path))
 @_field("--requests", "Serve the first N requests of the trace.", type=int, metavar="N")
 @_field("--scale", "Multiply lengths and times by F.", type=float, metavar="F")
@@ -108,11 +125,12 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def run(
+    file: Path | None,
     log_dir: Path | None,
     snapshot_events: int | None,
     log_mode: str | None,
     as_json: bool,
-    **given: Any,
+    **chosen: Any,
 ) -> int:
     """Serve a trace over a small GPU pool and a host pool, and verify every bit.
 
@@ -125,17 +143,19 @@ def run(
         raise click.UsageError("--log and --log-mode exclude each other: a log in DIR keeps all")
     if snapshot_events is not None and log_dir is None:
         raise click.UsageError("--snapshot-events is of a log on disk: give --log DIR")
-    options = {name: value for name, value in given.items() if value is not None}
+    options, origins = said_elsewhere(file)
+    options |= {name: value for name, value in chosen.items() if value is not None}
     if log_dir is not None:
-        options["log"] = {
-            "mode": "disk",
-            "dir": log_dir,
-            "snapshot_events": snapshot_events or 0,
-        }
+        options["log"] = options.get("log", {}) | {"mode": "disk", "dir": log_dir}
+        if snapshot_events is not None:
+            options["log"]["snapshot_events"] = snapshot_events
     elif log_mode is not None:
-        options["log"] = {"mode": log_mode}
-    refuse_unknown_policy(options.get("policy"))
-    config = RunConfig.model_validate(options)
+        options["log"] = options.get("log", {}) | {"mode": log_mode}
+    try:
+        config = RunConfig.model_validate(options)
+    except ValidationError as error:
+        raise config_error(error, RunConfig, origins) from None
+    refuse_unknown_policy(config.policy)
     refuse_mismatched(config)
     refuse_lost_selections(config)
     refuse_used_log(config.log)
@@ -160,15 +180,20 @@ def run(
     return 0 if succeeded(report) else VIOLATION
 
 
-def refuse_unknown_policy(name: str | None) -> None:
+def said_elsewhere(file: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Fields of RunConfig from the file and the environment, and where each is from."""
+    data, origins = given(file)
+    return run_fields(data, origins), run_origins(origins)
+
+
+def refuse_unknown_policy(name: str) -> None:
     """Raises ConfigError, with the accepted names, for a policy that nobody knows."""
     if name == RESIDENT:
         raise ConfigError(
             f"policy={name!r} has no host tier to run: use one of {', '.join(POLICIES)}; every "
             "run compares with an all-resident pool anyway"
         )
-    if name is not None:
-        policies.resolve(name)
+    policies.resolve(name)
 
 
 def refuse_used_log(log: LogConfig) -> None:

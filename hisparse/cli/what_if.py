@@ -244,7 +244,7 @@ def _policy(given: str) -> dict[str, Any]:
     except ValidationError as error:
         unknown = {str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}
         if unknown:  # a fault of one field; faults between fields are judged with the recorded ones
-            raise ConfigError(f"--policy {given}: {config_error(error)}") from None
+            raise ConfigError(f"--policy {given}: {config_error(error, PolicyConfig)}") from None
     return {f"policy.{name}": value for name, value in data.items()}
 
 

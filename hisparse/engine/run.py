@@ -82,7 +82,7 @@ def build_config(config: RunConfig, model: Model, longest: int) -> HiSparseConfi
     """
 
     def sized(gpu_blocks: int) -> dict[str, Any]:
-        return {
+        said: dict[str, Any] = {
             "layout": model.layout,
             "pools": {
                 "page_size": config.page_size,
@@ -100,6 +100,9 @@ def build_config(config: RunConfig, model: Model, longest: int) -> HiSparseConfi
             "suffix": {"name": config.suffix, "gib": config.suffix_gib},
             "checks": "on" if config.verify else "off",
         }
+        for section, fields in config.more.items():
+            said[section] = said[section] | fields
+        return said
 
     if config.gpu_blocks is not None:
         return checked_config(sized(config.gpu_blocks))

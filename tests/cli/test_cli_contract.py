@@ -64,6 +64,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contract")
     assert call("run", *TINY, "--log", folder / "runs" / "one").exit_code == 0
     shutil.copytree(folder / "runs" / "one", folder / "runs" / "two")
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (folder / "hisparse.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.S)[1])
     (folder / "logs").mkdir()
     return folder, make_logs(folder / "logs")
 

@@ -254,7 +254,7 @@ def test_a_decision_is_no_input_and_is_named(log, clean):
 @pytest.mark.parametrize(
     "text,said",
     [
-        ('{"watermark": 3}', "watermark=3: Extra inputs"),
+        ('{"watermark": 3}', "watermark=3: no such key: did you mean watermark_blocks?"),
         ('{"write_back": "never"}', "write_back='never'"),
         ("[]", "holds no policy"),
         ("{", "give JSON"),

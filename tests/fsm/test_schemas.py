@@ -6,11 +6,13 @@ import enum
 import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from hisparse.config_check import checked_config
 from hisparse.fsm.diagrams import render
 from hisparse.fsm.machines import MACHINES
 from hisparse.fsm.schemas import SCHEMAS, as_text, events_schema, log_breaks, wire_schema
@@ -78,6 +80,17 @@ def test_the_checked_in_schema_is_that_of_the_code(name):
 def test_the_checked_in_page_of_machines_is_that_of_the_code():
     text = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     assert text == render(), f"docs/machines.md is stale: {FRESH}"
+
+
+def test_the_checked_in_page_of_the_configuration_is_that_of_the_models():
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert text == GENERATE["configuration"](), f"docs/configuration.md is stale: {FRESH}"
+    assert all(f"| `{name}` |" in text for name in ("gpu_blocks", "hot_rows", "scale", "ranks"))
+
+
+def test_the_configuration_that_is_shown_is_one():
+    (shown,) = re.findall(r"```toml\n(.*?)```", GENERATE["configuration"](), re.S)
+    assert checked_config(tomllib.loads(shown)).schedule.max_model_len == 65536
 
 
 def test_the_script_finds_nothing_stale():

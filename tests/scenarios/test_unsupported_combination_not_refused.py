@@ -49,7 +49,7 @@ VIOLATIONS = {
     "no page size": ({"pools.page_size": 0}, "pools.page_size=0: Input should be greater", "page"),
     "indexer too wide": ({"layout.index_row_bytes": 60}, "must be at most 48", "index_row_bytes"),
     "unknown policy word": ({"policy.write_back": "lazy"}, "'eager' or 'on_pressure'", "write"),
-    "unknown field": ({"pools.hot_buffer_gib": 2}, "pools.hot_buffer_gib=2: Extra inputs", "hot_b"),
+    "unknown field": ({"pools.hot_buffer_gib": 2}, "pools.hot_buffer_gib=2: no such key", "hot_b"),
     "disk without dir": ({"log": {"mode": "disk"}}, "mode='disk' needs dir", "log.dir"),
     "few blocks": ({"pools.gpu_blocks": 5}, "pools.gpu_blocks=5 cannot hold one request", "gpu"),
     "no host page": ({"pools.host_pool_gib": 1e-6}, "holds 2 host pages, and one", "host_pool"),

@@ -1,0 +1,100 @@
+"""`hisparse config` shows what holds and who said it; `hisparse run` takes the same sources."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_case import call, error_of
+
+ENGINE = """
+[layout]
+row_bytes = 656
+index_row_bytes = 132
+index_groups = [[0]]
+[pools]
+gpu_blocks = 300
+host_pool_gib = 0.01
+[policy]
+top_k = 16
+hot_rows = 64
+[schedule]
+max_model_len = 257
+"""
+RUN = """
+[run]
+requests = 2
+scale = 0.01
+[pools]
+host_pool_gib = 0.125
+[policy]
+watermark_blocks = 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "hisparse.toml"
+    path.write_text(ENGINE)
+    return path
+
+
+def test_every_value_is_shown_with_who_said_it(file, monkeypatch):
+    monkeypatch.setenv("HISPARSE_CHECKS", "on")
+    shown = call("config", file, "--set", "pools.gpu_blocks=400").stdout.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in shown}
+    assert rows["pools.gpu_blocks"] == ["400", "argument"]
+    assert rows["checks"] == ["on", "HISPARSE_CHECKS"]
+    assert rows["schedule.max_model_len"] == ["257", str(file)]
+    assert rows["policy.write_back"] == ["eager", "default"]
+    assert rows["pools.index_pages_per_block"][1] == "chosen"
+    assert rows["block_bytes"][1] == "computed"
+
+
+def test_the_json_is_a_configuration_again(file, tmp_path):
+    report = json.loads(call("config", file, "--json").stdout)
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(report["config"]))
+    assert json.loads(call("config", again, "--json").stdout)["config"] == report["config"]
+    assert report["origins"]["ranks"] == "default" and report["sizes"]["max_pages"] == 5
+
+
+def test_every_fault_is_one_line_and_exit_2(file):
+    text = error_of(call("config", file, "--set", "pools.gpu_block=4", "--set", "ranks=0"))
+    assert "did you mean pools.gpu_blocks?" in text and "ranks='0' (from argument)" in text
+    assert "give SECTION.FIELD=VALUE" in error_of(call("config", file, "--set", "ranks"))
+    assert "layout: Field required" in error_of(call("config"))
+
+
+def test_a_run_takes_file_environment_and_options_in_that_order(tmp_path, monkeypatch):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    monkeypatch.setenv("HISPARSE_POLICY__HOT_ROWS", "48")
+    monkeypatch.setenv("HISPARSE_RUN__REQUESTS", "3")
+    log = tmp_path / "log"
+    result = call("run", "--config", path, "--requests", "1", "--log", log, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["requests"] == 1
+    (segment,) = (log / "scheduler").glob("*.seg")
+    header = segment.read_bytes()[:4000]
+    for held in (b'"host_pool_gib":0.125', b'"watermark_blocks":2', b'"hot_rows":48'):
+        assert held in header
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[run]\nseeds = 1", "run.seeds (from FILE): no such key: did you mean run.seed?"),
+        ("[pools]\ngpu_block = 9", "no such key: did you mean pools.gpu_blocks?"),
+        ("[run]\nscale = 7", "scale=7 (from FILE): Input should be less than or equal to 1"),
+        ("[run]\nmore = 1", "run.more (from FILE): no such key"),
+        ("ranks = 2", "takes no ranks, it has one rank: leave it out"),
+        ("[layout]\nrow_bytes = 656", "takes no layout, the model has one"),
+        ("pools = 3", "pools (from FILE): is a section: give fields of it"),
+        ("[policy]\nname = 'resident'", "has no host tier to run"),
+    ],
+)
+def test_what_a_run_cannot_take_is_refused_by_name(tmp_path, text, says):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert says.replace("FILE", str(path)) in error_of(call("run", "--config", path))
