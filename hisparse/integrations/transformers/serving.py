@@ -30,6 +30,7 @@ from hisparse.device.rows import StepRows
 from hisparse.errors import UsageError
 from hisparse.integrations.transformers.batch_invariant import ROWS, TILE, BatchInvariant
 from hisparse.integrations.transformers.latent import attention_modules, expand, pass_latents
+from hisparse.integrations.transformers.layout import layout_of
 
 ATTENTION = "hisparse_step"
 
@@ -49,7 +50,7 @@ class ServedModel:
         self.eos: int = config.eos_token_id
         self.max_model_len = max_model_len
         self.device = torch.device("cpu")
-        self.layout = layout_of(config)
+        self.layout = layout_of(model)
         self._model = model.eval()
         self._top_k: int = config.index_topk
         pass_latents(model)
@@ -91,22 +92,6 @@ class ServedModel:
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """Greedy choice: int64 [n]. Ties go to the lowest token id."""
         return logits.argmax(-1)
-
-
-def layout_of(config: Any) -> ModelLayout:
-    """Sizes of what a model of this configuration caches, in float32."""
-    types = getattr(config, "indexer_types", None) or ["full"] * config.num_hidden_layers
-    groups: list[list[int]] = []
-    for layer, kind in enumerate(types):
-        if kind == "full":
-            groups.append([layer])
-        else:  # the first is always full
-            groups[-1].append(layer)
-    return ModelLayout(
-        row_bytes=4 * (config.kv_lora_rank + config.qk_rope_head_dim),
-        index_row_bytes=4 * config.index_head_dim,
-        index_groups=tuple(tuple(group) for group in groups),
-    )
 
 
 class StepKV(Cache):  # type: ignore[misc]
