@@ -67,6 +67,24 @@ def coordinator(
 
 
 @bench.command()
+@click.option("--requests", type=click.IntRange(2), default=8, show_default=True)
+@click.option("--tokens", type=click.IntRange(512), default=4096, show_default=True)
+@click.option("--top-k", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=64, show_default=True)
+@_runs
+@_json
+def backend(requests: int, tokens: int, top_k: int, steps: int, runs: int, json: bool) -> None:
+    """A decode step through `HiSparseBackend` on `cpu`, by verb; what its resolve allocates.
+
+    Example: hisparse bench backend --requests 2 --tokens 2048
+    """
+    from hisparse.bench.backend import bench_backend
+
+    shape = {"requests": requests, "tokens": tokens, "top_k": top_k, "steps": steps}
+    _report(lambda _: bench_backend(**shape, runs=runs), json)
+
+
+@bench.command()
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--tokens", type=click.IntRange(64), default=32_768, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=512, show_default=True)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hisparse.device.backend import Device, Sink
     from hisparse.device.transfers import CopyFault
 
+ANSWERS_BYTES_MAX = 1 << 28
+
 
 class WorkerConnector(HiSparseConnector):
     """One rank's half of a replica.
@@ -82,6 +84,7 @@ class WorkerConnector(HiSparseConnector):
         self._indexed: set[int] = set()  # index groups
         self._tensors = self.device.name != "cpu"  # what the engine gets back
         self._stream = ExitStack()  # torch's current stream, while a step lasts
+        self._answers: dict[int, np.ndarray] = {}  # by layer, the memory of what resolve answers
 
     # -- a step -----------------------------------------------------------------------------------
     def begin_step(self, plan: StepPlan | bytes) -> StepPlan:
@@ -152,6 +155,9 @@ class WorkerConnector(HiSparseConnector):
                 selects in its own request, -1 for none (which gives zeros); k is at most
                 ``policy.top_k``. Of a follower, None: it reads its leader's selection.
 
+        The rows hold until the layer's next `resolve`: on `cpu` they lie in memory that is used
+        again, but for steps in which all layers together answer more than `ANSWERS_BYTES_MAX`.
+
         Raises UsageError before `write` of the layer, for positions that nobody has written, for a
         follower before its leader.
         """
@@ -167,7 +173,22 @@ class WorkerConnector(HiSparseConnector):
             what = f"resolve(layer={layer}): top_k"
             chosen = self._given(top_k, what, (len(plan), -1), ("int32", "int64"))
             self._check_positions(plan, chosen, what)
-        return self._answer(handle.gather(plan.rows, chosen).result())
+        out = self._memory(layer, len(plan), handle.runtime.next_width(chosen))
+        return self._answer(handle.gather(plan.rows, chosen, out=out).result())
+
+    def _memory(self, layer: int, n: int, k: int | None) -> np.ndarray | None:
+        """Where the layer's answer goes, uint8 ``[n, k, row_bytes]``; None: to memory of its own.
+        A GPU's comes from a caching allocator."""
+        width = self.config.layout.row_bytes
+        if self.device.name != "cpu" or not k:
+            return None
+        size = n * k * width
+        if size * self.config.layout.layers > ANSWERS_BYTES_MAX:
+            return None
+        held = self._answers.get(layer)
+        if held is None or held.size < size:
+            held = self._answers[layer] = np.empty(size, dtype=np.uint8)
+        return held[:size].reshape(n, k, width)
 
     def end_step(self) -> None:
         """All work of the step is queued.

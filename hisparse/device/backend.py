@@ -137,7 +137,8 @@ class Kernels(Protocol):
     ) -> Array: ...
     def replay(self, plan: Any, tiers: Sequence[Tiers], member: int) -> Array:
         """Bring the plan's missed rows of layer `member` of the group in and copy its selection
-        out: uint8 ``[n, k, row_bytes]``, zeros for padding."""
+        out: uint8 ``[n, k, row_bytes]``, zeros for padding. Where memory is not a caching
+        allocator's, it takes a fourth argument: None, or the array to copy it to."""
         ...
 
     def locate(self, plan: Any, tiers: Sequence[Tiers], member: int) -> Array:

@@ -108,13 +108,15 @@ class HiSparseCacheHandle:
         kernels = self._device.kernels
         self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
 
-    def gather(self, rows: StepRows, top_k: Array | None = None) -> Pending:
-        """The selected rows: a `Pending` uint8 ``[n, k, row_bytes]``.
+    def gather(
+        self, rows: StepRows, top_k: Array | None = None, *, out: Array | None = None
+    ) -> Pending:
+        """The selected rows: a `Pending` uint8 ``[n, k, row_bytes]``; on `cpu` in `out`, if given.
 
         A leader passes int ``[n, k]`` positions (-1: padding, gives zeros); a follower passes None
         and gets the rows of its leader's selection. See `HiSparseRuntime.gather` for the errors.
         """
-        return self.runtime.gather(rows, top_k)
+        return self.runtime.gather(rows, top_k, out=out)
 
     def resolve(self, rows: StepRows, top_k: Array | None = None) -> Pending:
         """Like `gather` without the copy, for attention that reads the pool itself: a `Pending`

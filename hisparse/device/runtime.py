@@ -31,6 +31,8 @@ class PlannedCall:
     """One resolve of this step; `plan` is there once the leader's op has run."""
 
     rows: StepRows
+    width: int
+    """positions that each row selects"""
     plan: ResolvePlan | None = None
 
 
@@ -108,11 +110,26 @@ class HiSparseRuntime:
         """Bytes of replacement state on the device; 0 for a follower."""
         return self.resolver.state_bytes if self.resolver is not None else 0
 
-    def gather(self, rows: StepRows, top_k: Array | None, copy: bool = True) -> Pending:
+    def next_width(self, top_k: Array | None) -> int | None:
+        """How many positions a row selects in the call that `gather` would make of `top_k`; None
+        where it would raise."""
+        if self.is_leader:
+            return top_k.shape[1] if top_k is not None and top_k.ndim == 2 else None
+        at = self.group.replayed[self.layer]
+        return self.group.calls[at].width if at < len(self.group.calls) else None
+
+    def gather(
+        self,
+        rows: StepRows,
+        top_k: Array | None,
+        copy: bool = True,
+        out: Array | None = None,
+    ) -> Pending:
         """Queue resolve (leader) or replay (follower) and the gather of this layer's bytes.
 
         Returns a `Pending` uint8 ``[n, k, row_bytes]``; padding entries are zeros. Without `copy`:
-        int ``[n, k]``, where they are in ``hot.rows``, -1 for padding. The op raises
+        int ``[n, k]``, where they are in ``hot.rows``, -1 for padding. With `out`, which only a
+        backend takes whose `replay` does, the copy is there. The op raises
         InvariantViolation ``always_readable`` for a position with no copy. Raises UsageError: no
         step begun, top-k missing, of a wrong shape or wider than ``policy.top_k``; for a follower,
         top-k given, nothing left to replay, or other rows than its leader resolved.
@@ -134,6 +151,8 @@ class HiSparseRuntime:
                 raise UsageError(f"layer {self.layer}: the leader's resolve failed in this step")
             self._calls += 1
             self._host_rows += call.plan.missed
+            if out is not None:
+                return fetch(call.plan, tiers, member, out)
             return fetch(call.plan, tiers, member)
 
         return self._device.produce(run)
@@ -148,7 +167,7 @@ class HiSparseRuntime:
             raise UsageError(
                 f"top_k selects {top_k.shape[1]} rows, policy.top_k is {self._geometry.top_k}"
             )
-        call = PlannedCall(rows)
+        call = PlannedCall(rows, int(top_k.shape[1]))
         self.group.calls.append(call)
         return call
 

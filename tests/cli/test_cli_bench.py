@@ -19,12 +19,14 @@ NUMBERS = ("median", "p99", "spread")
 TINY = {
     "log": ("--requests", 1, "--tokens", 128, "--steps", 4, "--checked", 200, "--sought", 12_000),
     "coordinator": ("--requests", 2, "--tokens", 128, "--gpu-blocks", 500, "--steps", 4),
+    "backend": ("--requests", 2, "--tokens", 1024, "--top-k", 16, "--steps", 2),
 }
 BY_LOG = ("log ring", "log off", "log disk")
 WORLDS = (*BY_LOG, "lockstep", "HiSparse off", "tenfold blocks", "tenfold both")
 EVENTS = ("events of 64 pages", "single events")
 OTHERS = ("msgspec file", "eventsourcing popo", "eventsourcing sqlite")
 WRITERS = ("log off", "log ring", "log disk", "log disk, fsync", *OTHERS)
+MEMORY = ("kept", "at most")
 SHAPES = ("wide", "narrow", "pressure", "ranks", "streamed")
 NAMES = {
     "log": [
@@ -54,8 +56,21 @@ NAMES = {
             "part: hashing",
         )
     ],
+    "backend": [
+        *("step", "plan_step", "begin_step", "write_index", "write", "resolve", "end_step"),
+        *(f"resolve, {who}: memory {x}" for who in ("leader", "follower") for x in MEMORY),
+    ],
 }
-UNITS = {"us/transition", "us/event", "us/step", "B/block", "s/M transitions", "ms/seek"}
+UNITS = {
+    "us/transition",
+    "us/event",
+    "us/step",
+    "B/block",
+    "s/M transitions",
+    "ms/seek",
+    "us",
+    "KiB",
+}
 
 
 @pytest.fixture(scope="module", params=list(TINY))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-from embedding_rig import Engine, opened
+import tracemalloc
 
+import numpy as np
+import pytest
+import torch
+from embedding_rig import Engine, opened, settings
+
+from hisparse import HiSparseBackend
 from hisparse.connector.plan import Admitted, Refused, Waiting
 
 PROMPT = list(range(100, 130))
@@ -112,3 +117,34 @@ def test_a_step_that_the_model_failed_in_is_abandoned_and_computed_again():
         backend.abandon_step()
         for _ in range(4):
             engine.decode("a")
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_a_decode_step_answers_in_memory_that_is_used_again(kind):
+    rows, row = 8, 4096  # rows so wide that an answer outweighs all that finds it
+    wide = settings(gpu_blocks=40, policy={"top_k": 24, "hot_rows": 48}, checks="off")
+    wide["layout"]["row_bytes"] = row
+    wide["pools"]["host_pool_gib"] = 1 / 64
+    with HiSparseBackend(wide) as backend:
+        backend.admit("a", range(40), rows)
+        places: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
+        for at, n in [(0, 32), (32, 8), *[(40 + i, 1) for i in range(rows)]]:
+            plan = backend.plan_step({"a": n})
+            backend.begin_step(plan)
+            top_k = np.tile(np.arange(0, 24, dtype=np.int32), (n, 1)) if at >= 32 else None
+            chosen = np.full((n, 1), -1, np.int32) if top_k is None else top_k
+            for group in range(2):
+                backend.write_index(group, kind(np.zeros((n, 8), np.uint8)))
+            for layer in range(3):
+                backend.write(layer, kind(np.full((n, row), at, np.uint8)))
+                backend.device.synchronize(backend.device.compute)
+                tracemalloc.start()
+                read = backend.resolve(layer, None if layer == 1 else kind(chosen))
+                most = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+                if at > 42:  # two steps of this shape have been
+                    places[layer].add(np.asarray(read).ctypes.data)
+                    assert most < read.nbytes / 2, (layer, most)
+            backend.end_step()
+        assert all(len(found) == 1 for found in places.values()), places
+        assert len(set.union(*places.values())) == 3  # and each layer has its own

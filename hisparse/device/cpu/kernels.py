@@ -25,10 +25,14 @@ from hisparse.errors import InvariantViolation, UsageError
 from hisparse.fsm.wire import IndexCopy, SparseKVOffloadCommand, TableUpdate
 
 I32 = npt.NDArray[np.int32]
+_FETCHED_ROWS = 1024  # copied at a time
 
 
 class CpuKernels:
     """Implements `backend.Kernels`."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty((0, 0), dtype=np.uint8)  # fetched ones, on their way
 
     def check(self, geometry: Geometry) -> None:
         """numpy holds what memory holds."""
@@ -84,27 +88,29 @@ class CpuKernels:
                 out[i, :length] = self.read_prefix(view, table, int(row), length, owner)
         return out
 
-    def replay(self, plan: Plan, tiers: Sequence[Tiers], member: int) -> U8:
-        """Bring the plan's missed rows in and gather: uint8 ``[n, k, row_bytes]``.
+    def replay(self, plan: Plan, tiers: Sequence[Tiers], member: int, out: U8 | None = None) -> U8:
+        """Bring the plan's missed rows in and gather: uint8 ``[n, k, row_bytes]``, in `out` if it
+        is given.
 
         Wave by wave, for one layer's bytes; leader and followers run exactly this.
         """
         hot, host = tiers[member]
-        n, k = plan.physical.shape
+        if out is None:
+            out = np.empty((*plan.physical.shape, hot.span.row_bytes), dtype=np.uint8)
         if plan.all_padding:
-            return np.zeros((n, k, hot.span.row_bytes), dtype=np.uint8)
+            out[:] = 0
+            return out
         size = hot.span.rows_per_block
         packed = plan.pack(size, hot.block_rows)
-        assert plan.physical.size == 0 or plan.physical.min() >= size, "a read of the null block"
-        whole = plan.waves[0].rows is None
-        out = None if whole else np.empty((n, k, hot.span.row_bytes), dtype=np.uint8)
+        if plan.physical.size:
+            assert plan.physical.min() >= size, "a read of the null block"
+            assert packed.max() < len(hot.rows), "a read beyond the pool"
         for wave in plan.waves:
-            _fetch(wave, hot, host)
-            if out is None:
-                out = hot.rows.take(packed, axis=0)
+            self._fetch(wave, hot, host)
+            if wave.rows is None:  # "clip": in the other mode numpy would copy `out`
+                hot.rows.take(packed, axis=0, out=out, mode="clip")
             else:
                 out[wave.rows] = hot.rows.take(packed[wave.rows], axis=0)
-        assert out is not None
         if plan.padding is not None:
             out[plan.padding] = 0
         return out
@@ -118,9 +124,25 @@ class CpuKernels:
             raise UsageError(
                 f"resolve: the selections of a request's rows need {len(plan.waves)} waves: gather"
             )
-        _fetch(plan.waves[0], hot, host)
+        self._fetch(plan.waves[0], hot, host)
         packed = plan.pack(hot.span.rows_per_block, hot.block_rows)
         return packed.copy() if plan.padding is None else np.where(plan.padding, -1, packed)
+
+    def _fetch(self, wave: Wave, hot: PagedCacheView, host: PagedCacheView) -> None:
+        """Copy a wave's missed rows of one layer, some at a time, through memory that is kept."""
+        if not wave.sources.size:
+            return
+        size, width = hot.span.rows_per_block, hot.span.row_bytes
+        assert wave.sources.min() >= host.span.rows_per_block, "a read of the null page"
+        assert wave.sources.max() < len(host.rows), "a read beyond the pool"
+        to = wave.destinations + (wave.destinations // size) * (hot.block_rows - size)
+        if self._rows.shape[1] != width:
+            self._rows = np.empty((_FETCHED_ROWS, width), dtype=np.uint8)
+        for first in range(0, len(to), _FETCHED_ROWS):
+            sources = wave.sources[first : first + _FETCHED_ROWS]
+            rows = self._rows[: len(sources)]
+            host.rows.take(sources, axis=0, out=rows, mode="clip")
+            hot.rows[to[first : first + _FETCHED_ROWS]] = rows
 
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None:
         assert NULL not in blocks, "the null block is never written"
@@ -233,12 +255,3 @@ def copy_slots(
     `target`, which may be the same view."""
     assert block != NULL and to_block != NULL, (block, to_block)
     target.array[to_block, to : to + rows] = source.array[block, first : first + rows].copy()
-
-
-def _fetch(wave: Wave, hot: PagedCacheView, host: PagedCacheView) -> None:
-    """Copy a wave's missed rows of one layer."""
-    if wave.sources.size:
-        size = hot.span.rows_per_block
-        assert wave.sources.min() >= host.span.rows_per_block, "a read of the null page"
-        to = wave.destinations + (wave.destinations // size) * (hot.block_rows - size)
-        hot.rows[to] = host.rows.take(wave.sources, axis=0)
