@@ -12,13 +12,14 @@ OLDEST := $(VENV)/oldest-transformers
 # A worker a core, up to 8; each test runs in one of them, and torch has one thread in each.
 WORKERS ?= -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test lint clean help
+.PHONY: demo test lint docs clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    the main job with its log on disk, then a replay of that log"
 	@echo "make test    the tests; none needs a GPU"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the pages of docs/ as a site in .site; a warning is an error"
 	@echo "make clean   remove .venv, runs and caches"
 	@echo "Each sets up .venv at need. PYTHON=python3.x chooses its interpreter (3.11 or later)."
 
@@ -54,6 +55,11 @@ $(VENV)/.lint: pyproject.toml $(VENV)/.torch
 	@$(PIP) install -e '.[test,lint]'
 	@touch $(VENV)/.run $(VENV)/.test $@
 
+$(VENV)/.docs: pyproject.toml $(VENV)/.torch
+	@echo "setting up $(VENV): hisparse[docs]" >&2
+	@$(PIP) install -e '.[docs]'
+	@touch $(VENV)/.run $@
+
 # -- what people call ------------------------------------------------------------------------------
 # Fails unless the run verifies, every path of the tiers was taken, and the log replays to its end.
 demo: $(VENV)/.run
@@ -80,6 +86,9 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .; code=$$?; $(BIN)/ruff format --check --quiet . || code=1; \
 	  $(BIN)/mypy && exit $$code
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find hisparse tests -name __pycache__ -type d -prune -exec rm -rf {} +

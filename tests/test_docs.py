@@ -1,0 +1,31 @@
+"""docs/ as a site: every page has its place, and the arrows drawn in concepts.md are those of the
+machines. `make docs` sees to links and anchors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hisparse.fsm.machines import MACHINES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_every_page_has_one_place_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- .+: (\S+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_the_arrows_of_the_concepts_are_arrows_of_the_machines():
+    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    arrow = re.compile(r"^    (\w+) --> (\w+): (\w+)$", re.MULTILINE)
+    arrows = {
+        (source, trigger, target)
+        for machine in MACHINES
+        for source, target, trigger in arrow.findall(machine.mermaid())
+    }
+    drawn = re.findall(r"(?=\b([A-Z]+) ─+(\w+)─+► ([A-Z]+)\b)", text)
+    drawn += [(a, t, b) for b, t, a in re.findall(r"(?=\b([A-Z]+) ◄─(\w+)─ ([A-Z]+)\b)", text)]
+    assert len(drawn) >= 8 and set(drawn) <= arrows, set(drawn) - arrows
