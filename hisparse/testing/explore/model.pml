@@ -60,6 +60,7 @@ inline free_page(p_) {
 inline give_back_page(k_, how) {
   p = host[k_]; host[k_] = 0;
   assert((!kind[k_] && refs[p] == 1) || !host_reuse_after_readers);
+  assert(how != HostPage_reclaimed || !whole[p] || !host_reuse_after_readers);
   refs[p]--;
   move_page(p, how);
   free_page(p)

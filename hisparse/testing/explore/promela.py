@@ -35,7 +35,7 @@ TABLES = (REQUEST, HOT_REGION, BLOCK_LEASE, HOST_PAGE, TRANSFER)
 PLACES_MAX = 8  # bits of a byte
 NONE = 255
 _PHASES = {RequestState.WAITING: 0, RequestState.DRAINING: 2}  # all others are live
-COMMAND = "spin -a {model} && gcc -DSAFETY -DNOREDUCE -o pan pan.c && ./pan -m1000000"
+COMMAND = "spin -a {model} && gcc -DSAFETY -DNOREDUCE -o pan pan.c && ./pan -m100000 -w20"
 GUARDS = (
     "quorum: which of _partial and _last, by the masks of ranks; COMPLETED implies ENQUEUED",
     "a copy that failed: worthless at once, over when all ranks answered, its page reserved anew",
