@@ -1,10 +1,8 @@
 """HiSparseCoordinator: host allocation, source prefixes, resident leases, the spill machine.
 
 The shell around the pure core. Every public method is one input: it appends the input event, runs
-the decisions that follow from it, and appends and folds each of their events. It owns the State and
-the writing end of the scheduler's log, and does no I/O beyond `log.append`.
-
-    input ──► append, evolve ──► decide ──► event ──► append, evolve ──► decide … until it returns
+the decisions that follow from it, and appends and folds each of their events (`kv.recorder`). What
+comes over it as a whole is in `kv.interruptions`.
 
 Work reaches the worker only as a projection of the log (`fsm.project`), never from here.
 """
@@ -13,42 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_packing import Footprint
-from hisparse.errors import IllegalTransition, LogDamage, UsageError
+from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
-from hisparse.fsm.fold import evolve
-from hisparse.fsm.history import with_history
-from hisparse.fsm.invariants import Checker
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.machines import LIVE, RequestState
-from hisparse.fsm.metrics import Metrics
-from hisparse.fsm.state import Key, State, digest
+from hisparse.fsm.state import Key, State
 from hisparse.fsm.wire import Acknowledgements
-from hisparse.kv import restart, validate
+from hisparse.kv import validate
 from hisparse.kv.acknowledgements import acknowledge, as_input
 from hisparse.kv.admission import admit, local_hit, make_room, never_fits
 from hisparse.kv.budget import spare
-from hisparse.kv.caches import drop_all, drop_gpu, holders
-from hisparse.kv.decision import Decision, T, ints
+from hisparse.kv.decision import ints
 from hisparse.kv.growth import grow
+from hisparse.kv.interruptions import Interruptions
 from hisparse.kv.lifecycle import drain, end_request, seal_pages
 from hisparse.kv.managers import HiSparseIndexManager
 from hisparse.kv.packing import held_footprint
-from hisparse.kv.policies import resolve
 from hisparse.kv.promotion import promote
 from hisparse.kv.residency import reclaim
 from hisparse.kv.rewind import resume
 from hisparse.kv.statistics import pool_statistics, statistics
 from hisparse.kv.suffix import SuffixSource, ask, store_sealed
-from hisparse.kv.suffix_cpu import open_suffix
 from hisparse.kv.validate import Rows
 
 
-class HiSparseCoordinator:
+class HiSparseCoordinator(Interruptions):
     """The scheduler side of one replica.
 
     Args:
@@ -68,67 +59,9 @@ class HiSparseCoordinator:
         suffix: SuffixSource | None = None,
         _recovered: State | None = None,
     ) -> None:
-        if log.next_seq != 1 and _recovered is None:
-            raise UsageError(
-                f"the log holds events up to {log.next_seq - 1}: use a fresh one, or `recover`"
-            )
-        resolve(config.policy.name)
-        if _recovered is None:
-            log.claim()
-        self.config = config
-        self.log = log
-        self.state = State(config) if _recovered is None else _recovered
-        self._broken: Exception | None = None
-        self.recovered_seq = 0  # the last that another process wrote
-        self.accepted_seq = 0  # by which it had planned the last step whose rows it accepted
+        super().__init__(config, log, suffix=suffix, _recovered=_recovered)
         self._computed_seq = 0  # of the last rows computed: what makes decoding requests grow
         self._under_way = np.zeros(0, dtype=np.int64)  # request rows of the last step planned
-        self._rewound: dict[Key, ev.RequestRewound] = {}  # not told to the engine yet
-        self.suffix = suffix if suffix is not None else open_suffix(self.state)
-        self._preempted: list[Key] = []
-        self.metrics = Metrics(config)
-        begun = self.state if self.state.seq else None
-        self.checker = Checker(config, state=begun) if config.checks == "on" else None
-
-    # -- running decisions ------------------------------------------------------------------------
-    def _record(self, event: ev.Event) -> int:
-        if self._broken is not None:
-            raise UsageError(f"this coordinator stopped at an earlier fault: {self._broken}")
-        seq = self.log.append(event)
-        self._fold(event, seq)
-        if isinstance(event, ev.RequestRewound):
-            self._note_rewound(event)
-        return seq
-
-    def _fold(self, event: ev.Event, seq: int) -> None:
-        if self.checker is not None:
-            self.checker.event(seq, event)
-        try:
-            evolve(self.state, event, seq)
-        except IllegalTransition as error:
-            self._broken = error  # the log now ends in an event that cannot be folded
-            raise with_history(error, self.log) from error
-        except Exception as error:
-            self._broken = error
-            raise
-        self.metrics.take(event)
-
-    def _note_rewound(self, e: ev.RequestRewound) -> None:
-        """One word a request, however often it goes back before anybody asks; `plan_step` forgets
-        those that are gone."""
-        before = self._rewound.get((e.request, e.epoch))
-        if before is not None and before.certain > e.certain:
-            e = msgspec.structs.replace(e, certain=before.certain)
-        self._rewound[e.request, e.epoch] = e
-
-    def _run(self, decision: Decision[T]) -> T:
-        try:
-            event = next(decision)
-            while True:
-                event = decision.send(self._record(event))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
 
     # -- inputs -----------------------------------------------------------------------------------
     def arrive(
@@ -334,132 +267,6 @@ class HiSparseCoordinator:
         taken, self._rewound = list(self._rewound.values()), {}
         return taken
 
-    # -- ranks and processes that go, and come again ----------------------------------------------
-    def lose_rank(self, rank: int, reason: str = "lost", *, seen_epoch: int = 0) -> int:
-        """The worker of `rank` is gone, with its pools (`kv.restart`); what it says from here on is
-        inert. Live requests are preempted (`take_preempted`), and nobody is admitted before
-        `join_rank`.
-
-        Args:
-            rank: the rank's number.
-            reason: for the log.
-            seen_epoch: the highest worker epoch that anybody knows of, where a log may have lost
-                the one that it gave out.
-
-        Returns:
-            The worker epoch of the worker that follows. Raises UsageError for a rank that is not.
-        """
-        validate.rank(self.state, rank)
-        epoch = max(self.state.worker_epoch[rank], seen_epoch) + 1
-        seq = self._record(ev.RankLost(0, rank, epoch, reason))
-        self._preempted += self._run(restart.lose(self.state, rank, self.suffix, seq))
-        return epoch
-
-    def join_rank(self, rank: int, at_seq: int) -> bool:
-        """The worker that follows a lost one begins, its cursor at `at_seq`: no command before that
-        will reach it. Both caches are empty afterwards.
-
-        False, with nothing changed and nothing logged, while anybody holds something (see
-        `reset_prefix_cache`), or asleep. Raises UsageError for a rank that is not lost.
-        """
-        validate.rank(self.state, rank)
-        if not self.state.lost >> rank & 1:
-            raise UsageError(f"rank {rank} was not lost: there is nothing to join")
-        if self.state.asleep or holders(self.state):
-            return False
-        seq = self._record(ev.RankJoined(0, rank, self.state.worker_epoch[rank], at_seq))
-        self._run(drop_all(self.state, self.suffix, seq))
-        return True
-
-    @classmethod
-    def recover(
-        cls,
-        config: HiSparseConfig,
-        log: EventLog,
-        *,
-        state: State | None = None,
-        suffix: SuffixSource | None = None,
-        reason: str = "restarted",
-    ) -> HiSparseCoordinator:
-        """Go on with a log that another process wrote: its state, with every request aborted that
-        had not ended. What was cached stays; a rank that is not there any more, or not where the
-        log is, has to be lost (`HiSparseConnector.attach`).
-
-        Args:
-            state: of a snapshot of this log (`DiskLog.stored_snapshots`): where to begin.
-                It becomes the coordinator's.
-            reason: for the log.
-
-        Raises LogError for a log that does not begin at its first event or behind `state`,
-        LogDamage for one that dropped events behind that: such a pool is not restartable, begin an
-        empty log.
-        """
-        made = cls(config, log, suffix=suffix, _recovered=state or State(config))
-        last: ev.Event | None = None
-        planned = made.accepted_seq = made.state.seq
-        for seq, event in log.read(made.state.seq + 1):
-            if isinstance(event, ev.LogGap):
-                raise LogDamage(
-                    f"the log dropped events {event.after_seq + 1} to {seq}: its state is unknown; "
-                    "begin at a snapshot behind that, or with an empty log"
-                )
-            assert isinstance(event, ev.Event)
-            made._fold(event, seq)
-            match event:
-                case ev.StepPlanned():
-                    planned = seq
-                case ev.RowsComputed():
-                    made.accepted_seq = planned
-            if event.is_input and not event.cause and not isinstance(event, ev.SchedulerRecovered):
-                last = event
-        made.recovered_seq = made.state.seq
-        if made.state.seq:
-            cause = made._record(ev.SchedulerRecovered(0, reason))
-            made._run(restart.complete(made.state, last, made.suffix, cause))
-        return made
-
-    # -- the caches as a whole -------------------------------------------------------------------
-    def reset_prefix_cache(self) -> bool:
-        """Forget every page that a prefix could find, in both tiers.
-
-        False, with nothing changed and nothing logged, while anybody holds something: a request
-        that is live or draining, a copy in flight. Requests that wait hold nothing. Afterwards both
-        pools are wholly free.
-        """
-        if holders(self.state):
-            return False
-        seq = self._record(ev.PrefixCacheReset(0))
-        self._run(drop_all(self.state, self.suffix, seq))
-        return True
-
-    def sleep(self, level: int = 1) -> bool:
-        """Give the GPU pool's memory up, with all that is cached in it; at level 2 also that of the
-        host tiers, which at level 1 keep what they hold. The next command tells the workers.
-
-        False, with nothing changed and nothing logged, while anybody holds something (see
-        `reset_prefix_cache`), while a rank is lost, or asleep. Requests may arrive and wait; none
-        is admitted. Raises UsageError for another level.
-        """
-        if level not in (1, 2):
-            raise UsageError(f"sleep level {level}: use 1 (host tiers keep their memory) or 2")
-        if self.state.asleep or self.state.lost or holders(self.state):
-            return False
-        seq = self._record(ev.MemoryReleased(0, level))
-        if level == 2:
-            self._run(drop_all(self.state, self.suffix, seq))
-        else:
-            self._run(drop_gpu(self.state, seq))
-        return True
-
-    def wake_up(self) -> None:
-        """Take the memory again that `sleep` gave up; awake, this changes nothing."""
-        if self.state.asleep:
-            self._record(ev.MemoryRestored(0))
-
-    @property
-    def is_sleeping(self) -> bool:
-        return self.state.asleep > 0
-
     def abort_all(self, reason: str) -> list[Key]:
         """Abort every request that has not ended; returns which. They drain as any other."""
         open_ = [k for k, r in self.state.requests.items() if r.live or k in self.state.waiting]
@@ -468,10 +275,6 @@ class HiSparseCoordinator:
         return open_
 
     # -- queries ----------------------------------------------------------------------------------
-    def digest(self) -> str:
-        """Hex digest of the state; equal to that of a fold of the same log."""
-        return digest(self.state)
-
     def footprint(self, request: str, epoch: int) -> Footprint:
         """GPU bytes that a request needs, holds and pads, now; all 0 while it waits.
 

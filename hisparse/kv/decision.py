@@ -1,7 +1,7 @@
 """The shape of every decision: a generator of events that reads the state and never writes it.
 
 A decider yields an event and receives its seq, which it uses as the `cause` of what follows. The
-one who runs it (`kv.coordinator`) appends each event and evolves the state before it asks for the
+one who runs it (`kv.recorder`) appends each event and evolves the state before it asks for the
 next, so a decider always sees the effect of what it decided.
 """
 

@@ -11,6 +11,7 @@ from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.evolve import blocks as evolve_blocks
 from hisparse.kv import (
     coordinator,
+    interruptions,
     restart,
 )
 from hisparse.kv.coordinator import HiSparseCoordinator
@@ -170,7 +171,7 @@ def a_lost_rank_comes_back_to_full_caches():
     join = coordinator.HiSparseCoordinator.join_rank
 
     def keeping(self, rank, at_seq):
-        with mock.patch.object(coordinator, "drop_all", nothing):
+        with mock.patch.object(interruptions, "drop_all", nothing):
             return join(self, rank, at_seq)
 
     with mock.patch.object(coordinator.HiSparseCoordinator, "join_rank", keeping):

@@ -14,6 +14,7 @@ from hisparse.fsm.wire import Table
 from hisparse.kv import (
     acknowledgements,
     coordinator,
+    interruptions,
     lifecycle,
     managers,
     promotion,
@@ -90,9 +91,9 @@ def reset_while_pages_are_leased():
             yield ev.HostPagesEvicted(cause, ints(pages), page_epochs(state, pages))
 
     with (
-        mock.patch.object(coordinator, "holders", lambda state: ""),
+        mock.patch.object(interruptions, "holders", lambda state: ""),
         mock.patch.object(HiSparseCoordinator, "sleep", lambda self, level: False),
-        mock.patch.object(coordinator, "drop_all", drop),
+        mock.patch.object(interruptions, "drop_all", drop),
     ):
         yield
 
@@ -161,5 +162,5 @@ def cached_over_sleep():
         return
         yield
 
-    with mock.patch.object(coordinator, "drop_gpu", nothing):
+    with mock.patch.object(interruptions, "drop_gpu", nothing):
         yield

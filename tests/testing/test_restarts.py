@@ -20,7 +20,7 @@ from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.state import digest
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
-from hisparse.kv import coordinator as kv_coordinator
+from hisparse.kv import interruptions
 from hisparse.kv import restart
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.scheduler import SchedulerCrash
@@ -269,7 +269,7 @@ def test_a_log_with_a_gap_is_not_gone_on_with():
 
 
 def test_caches_that_outlive_a_lost_rank_are_read_as_other_bytes():
-    with mock.patch.object(kv_coordinator, "drop_all", lambda state, suffix, cause: iter(())):
+    with mock.patch.object(interruptions, "drop_all", lambda state, suffix, cause: iter(())):
         assert found_by("rank_crash", seeds=60, steps=120) == "content"
 
 
