@@ -20,8 +20,7 @@ from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.state import digest
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
-from hisparse.kv import interruptions
-from hisparse.kv import restart
+from hisparse.kv import interruptions, restart
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.scheduler import SchedulerCrash
 from hisparse.testing.replica import SimReplica
