@@ -44,6 +44,11 @@ def close_all():
             worker.shutdown()
 
 
+def forget_all():
+    """Workers are left to themselves: what a process does that drops them."""
+    _OPEN.clear()
+
+
 def plain(array):
     """As numpy, once the device has done all that it was given. None stays None."""
     if array is None or isinstance(array, np.ndarray):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
-from backends import plain, value
+from backends import forget_all, plain, value
 from device_rig import (
     PAGE,
     PAGES,
@@ -23,6 +26,7 @@ from device_rig import (
 from graph_rig import GROUPS, KERNEL_NODE, TOP_K, Decode, fixed_rig, placed
 
 from hisparse.device import open_device
+from hisparse.device.cuda.group import EPOCH_STEPS
 from hisparse.errors import ConfigError, InvariantViolation, UsageError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
@@ -84,6 +88,40 @@ def test_rows_of_a_draft_are_resolved_in_order_and_padding_lines_touch_nothing()
         for layer in rig.layers:
             assert (out[layer] == expect(np.maximum(rows, 0), live, layer)).all()
     rig.device.synchronize()
+
+
+def test_epochs_come_round_and_nothing_of_the_last_round_is_taken_for_new():
+    rig = fixed_rig()
+    rig.run_step(tables=placed(rig, STATES["all on the host"]))
+    decode, rng = Decode(rig), np.random.default_rng(6)
+    decode.capture()
+    for ahead in (0, EPOCH_STEPS - 1):  # the next epoch is that of the last step
+        rig.step += ahead
+        for _ in range(4):
+            rows, top = [0, 1, 2], rng.integers(0, SPAN, (REQUESTS, TOP_K))
+            out = decode.run(rows, [SPAN - 1] * REQUESTS, top)
+            for layer in rig.layers:
+                assert (out[layer] == expect(rows, top, layer)).all()
+    rig.device.synchronize()
+
+
+def test_a_device_that_is_dropped_gives_its_memory_back():
+    import cupy
+
+    rig = Rig(make_config(12, TOP_K, REQUESTS, PAGES, groups=GROUPS))
+    rig.run_step(tables=placed(rig, STATES["mixed"]))
+    forget_all()
+    runtime = cupy.cuda.runtime
+    pools = [rig.worker.host_pool.ctypes.data, rig.worker.gpu_pool.data.ptr]
+
+    def kinds():
+        return [runtime.pointerGetAttributes(address).type for address in pools]
+
+    assert kinds() == [runtime.memoryTypeHost, runtime.memoryTypeDevice]
+    ended = weakref.ref(rig.device)
+    del rig
+    gc.collect()
+    assert ended() is None and kinds() == [0, 0]  # cudaMemoryTypeUnregistered
 
 
 def test_a_fixed_step_that_does_not_fit_is_refused():

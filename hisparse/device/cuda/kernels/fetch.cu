@@ -6,7 +6,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_replay(
     const Miss* misses, const Word* count, Word* ticket, int n,
     const int* step, int call, const uint4* host_rows, uint4* pool_rows) {
   __shared__ Ends ends;
-  fetch_plan({misses, count, ticket}, n, (uint32_t)*step * CALLS + (uint32_t)call, ends, blockIdx.x,
+  fetch_plan({misses, count, ticket, nullptr, nullptr, 1}, n, (uint32_t)*step * CALLS + (uint32_t)call, ends, blockIdx.x,
              gridDim.x, host_rows, pool_rows);
 }
 

@@ -12,8 +12,8 @@
 // Using slots moves them to the tail, misses before hits, each by slot, and leaves the rest in its
 // order: that *is* the total order, so no slot needs a stamp and no victim a sort.
 //
-// Compile-time sizes beside those of rows.cuh: HOT (slots), REACH (positions in `map`, and entries *
-// PAGE of both page tables).
+// Compile-time size beside those of rows.cuh: REACH (positions in `map`, and entries * PAGE of both
+// page tables).
 #pragma once
 #include "rows.cuh"
 
@@ -21,7 +21,6 @@ constexpr int ENTRIES = 2 * ((TOPK + 2 * THREADS - 1) / (2 * THREADS));  // of t
 constexpr int SLOTS = 4 * ((HOT + 4 * THREADS - 1) / (4 * THREADS));     // of the hot region
 constexpr int STRIDE = (HOT + 3) / 4 * 4;
 constexpr int MAP_STRIDE = REACH + 8;
-constexpr int HOT_BLOCKS = (HOT + PAGE - 1) / PAGE;
 constexpr int next_power(int n) { int p = 4; while (p < n) p *= 2; return p; }
 constexpr int HASH = next_power(2 * TOPK);
 constexpr int PAGES = REACH / PAGE;

@@ -265,6 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hisparse_resolve(
   if ((int)blockIdx.x >= fetching)
     plan_request(p, *reinterpret_cast<Shared*>(raw), blockIdx.x - fetching);
   else
-    fetch_plan({p.misses, p.count, p.tickets}, p.requests * p.span, epoch_of(load_now(p.step), p.call),
-               *reinterpret_cast<Ends*>(raw), blockIdx.x, fetching, p.host_rows, p.pool_rows);
+    fetch_plan({p.misses, p.count, p.tickets, p.rows, p.hot, p.span}, p.requests * p.span,
+               epoch_of(load_now(p.step), p.call), *reinterpret_cast<Ends*>(raw), blockIdx.x, fetching,
+               p.host_rows, p.pool_rows);
 }

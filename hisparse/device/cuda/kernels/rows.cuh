@@ -10,7 +10,7 @@
 // block still looks for a victim. The order of a line's list is no contract.
 //
 // Compile-time sizes: PAGE tokens a page, ROW_BYTES (a multiple of 16), BLOCK_ROWS rows from one
-// block of the packed pool to the next, TOPK, THREADS a block.
+// block of the packed pool to the next, TOPK, HOT (slots of a hot region), THREADS a block.
 #pragma once
 #ifdef __CUDACC_RTC__
 typedef unsigned int uint32_t;
@@ -24,6 +24,7 @@ constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int CHUNKS = ROW_BYTES / 16;
 constexpr int LOADS = (CHUNKS + 31) / 32;
+constexpr int HOT_BLOCKS = (HOT + PAGE - 1) / PAGE;
 constexpr int WINDOW = 64;  // lines whose misses are dealt out together
 constexpr int WATCHERS = WINDOW / 32;  // warps that wait for their counts
 constexpr int EARLY_LINES = 8;  // whose first misses have a warp each
@@ -39,12 +40,6 @@ __device__ __forceinline__ unsigned thread() {
 
 struct __align__(16) Miss {
   Word source, target;
-};
-
-struct Plan {
-  const Miss* misses;  // [n, TOPK]
-  const Word* count;   // [n] misses
-  Word* ticket;        // the next turn of the sequence of misses
 };
 
 __device__ __forceinline__ Word load_word(const Word* at) {
@@ -70,6 +65,24 @@ __device__ __forceinline__ int2 load_now(const int2* at) {
   return v;
 }
 
+struct Plan {
+  const Miss* misses;  // [n, TOPK]
+  const Word* count;   // [n] misses
+  Word* ticket;        // the next turn of the sequence of misses
+  // For whose lines, `span` each, where the plan is still being made; null where it stands.
+  const int* rows;     // [n] request rows
+  const int* hot;      // [requests, HOT_BLOCKS]
+  int span;
+};
+
+// Whether it is known beforehand that nothing of a line misses: padding, and who has no hot region.
+// So where all is resident nobody waits for a plan.
+__device__ __forceinline__ bool never_misses(const Plan& plan, int line) {
+  if (plan.rows == nullptr) return false;
+  const int row = load_now(plan.rows + line - line % plan.span);
+  return row < 0 || load_now(plan.hot + (size_t)row * HOT_BLOCKS) == 0;
+}
+
 __device__ __forceinline__ uint4 load_host(const uint4* at) {
   uint4 v;  // read once, kept in no cache
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -89,11 +102,21 @@ __device__ __forceinline__ void load_row(Row& row, const uint4* host, uint32_t s
     if (lane + 32 * i < CHUNKS) row.piece[i] = load_host(host + (size_t)source * CHUNKS + lane + 32 * i);
 }
 
+// A row to the pool, whose lines are the first to leave the L2 cache again: kept like others they slow
+// host reads by a tenth, once anything else has used the cache (measured).
 __device__ __forceinline__ void store_row(const Row& row, uint4* pool, uint32_t target) {
   const unsigned lane = threadIdx.x & 31;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #pragma unroll
-  for (int i = 0; i < LOADS; ++i)
-    if (lane + 32 * i < CHUNKS) pool[(size_t)target * CHUNKS + lane + 32 * i] = row.piece[i];
+  for (int i = 0; i < LOADS; ++i) {
+    if (lane + 32 * i >= CHUNKS) continue;
+    uint4* at = pool + (size_t)target * CHUNKS + lane + 32 * i;
+    const uint4 v = row.piece[i];
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(at), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w), "l"(policy)
+                 : "memory");
+  }
 }
 
 // Exclusive sum over the block of counts whose sums stay below the width they are packed in.
@@ -190,9 +213,9 @@ __device__ __forceinline__ void fetch_plan(Plan plan, int n, uint32_t epoch, End
   Found found;
   bool have = false, first = true;
   if (early && warp >= WATCHERS) {
-    const int me = turn - WATCHERS * blocks, index = me / early;
-    if (index < share) {
-      const Word* at = look_at(plan, me % early, index, found);
+    const int me = turn - WATCHERS * blocks, index = me / early, line = me % early;
+    if (index < share && !never_misses(plan, line)) {
+      const Word* at = look_at(plan, line, index, found);
       have = await_source(found, at, load_word(at), index, epoch);
     }
   }
@@ -206,7 +229,7 @@ __device__ __forceinline__ void fetch_plan(Plan plan, int n, uint32_t epoch, End
       side ^= 1;
       dealt += total;
       unsigned rest = 0;
-      if (t < WINDOW && base + t < n) {
+      if (t < WINDOW && base + t < n && !never_misses(plan, base + t)) {
         Word word;
         do word = load_word(plan.count + base + t);
         while ((uint32_t)(word >> 32) != epoch);
