@@ -65,11 +65,13 @@ class Changes:
     admitted: tuple[Admitted, ...] = ()
     """those that waited"""
     rewound: tuple[Rewound, ...] = ()
-    """a copy failed: compute on after `rows_computed`, from the tokens that stand"""
+    """a copy failed: compute on after `rows_computed`, from the first ``rows_certain + 1`` tokens:
+    never fewer than those of the prompt"""
     preempted: tuple[str, ...] = ()
     """lost their place: `admit` them again, with the tokens that are certain"""
     failed: tuple[str, ...] = ()
-    """ended, since rows were lost (``policy.on_copy_failure = "fail"``)"""
+    """ended, since rows were lost: too many of its copies failed, or one, where that is the policy
+    (``policy.on_copy_failure = "fail"``)"""
 
     def __bool__(self) -> bool:
         return bool(self.admitted or self.rewound or self.preempted or self.failed)

@@ -14,7 +14,7 @@ nothing, and the engine may go on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -415,8 +415,9 @@ class SchedulerConnector(HiSparseConnector):
         session = self._held((told.request, told.epoch))
         if session is None or session.key not in self.coordinator.state.requests:
             return None
-        del session.tokens[max(session.prompt, told.rows_certain + 1) :]
-        return told
+        certain = max(told.rows_certain, session.prompt - 1)  # those of the prompt always stand
+        del session.tokens[certain + 1 :]
+        return replace(told, rows_certain=certain)
 
     @property
     def draining(self) -> bool:

@@ -84,6 +84,7 @@ class WorkerConnector(HiSparseConnector):
         self._indexed: set[int] = set()  # index groups
         self._tensors = self.device.name != "cpu"  # what the engine gets back
         self._stream = ExitStack()  # torch's current stream, while a step lasts
+        self._empty_widths: dict[int, int] = {}  # by group, of a leader's top-k without rows
         self._answers: dict[int, np.ndarray] = {}  # by layer, the memory of what resolve answers
 
     # -- a step -----------------------------------------------------------------------------------
@@ -115,7 +116,9 @@ class WorkerConnector(HiSparseConnector):
         plan = self._begun("write")
         handle = self._handle(layer, "write")
         shape = (len(plan), self.config.layout.row_bytes)
-        handle.write(plan.rows, self._given(data, f"write(layer={layer}): data", shape))
+        given = self._given(data, f"write(layer={layer}): data", shape)
+        if len(plan):
+            handle.write(plan.rows, given)
         self._written.add(layer)
 
     def write_index(self, group: int, data: Any) -> None:
@@ -124,7 +127,9 @@ class WorkerConnector(HiSparseConnector):
         self._check_group(group, "write_index")
         shape = (len(plan), self.config.layout.index_row_bytes)
         what = f"write_index(group={group}): data"
-        self.worker.index.write(group, plan.rows, self._given(data, what, shape))
+        given = self._given(data, what, shape)
+        if len(plan):
+            self.worker.index.write(group, plan.rows, given)
         self._indexed.add(group)
 
     def index_keys(self, group: int, request: str) -> Any:
@@ -173,8 +178,19 @@ class WorkerConnector(HiSparseConnector):
             what = f"resolve(layer={layer}): top_k"
             chosen = self._given(top_k, what, (len(plan), -1), ("int32", "int64"))
             self._check_positions(plan, chosen, what)
+        if not len(plan):  # kernels are launched for something
+            return self._nothing(handle.runtime.group.group, chosen)
         out = self._memory(layer, len(plan), handle.runtime.next_width(chosen))
         return self._answer(handle.gather(plan.rows, chosen, out=out).result())
+
+    def _nothing(self, group: int, top_k: Any) -> Any:
+        """What a step without rows reads: uint8 ``[0, k, row_bytes]``."""
+        from hisparse.device.exchange import nothing
+
+        if top_k is not None:
+            self._empty_widths[group] = top_k.shape[1]
+        shape = (0, self._empty_widths.get(group, 0), self.config.layout.row_bytes)
+        return nothing(self.device, shape, self._tensors)
 
     def _memory(self, layer: int, n: int, k: int | None) -> np.ndarray | None:
         """Where the layer's answer goes, uint8 ``[n, k, row_bytes]``; None: to memory of its own.

@@ -63,11 +63,6 @@ def _lies_on(array: Any, tensor: bool) -> str:
     return "cpu" if isinstance(array, np.ndarray) else "cuda"
 
 
-def _empty(torch: Any, array: Array) -> Any:
-    """Numpy keeps no strides of what is empty, and without them a tensor has no other views."""
-    return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
-
-
 @contextmanager
 def joined(device: Device) -> Iterator[None]:
     """Inside the `with`, what the engine queues goes to compute, behind what it queued before; what
@@ -99,5 +94,14 @@ def as_kind(array: Array, tensor: bool) -> Any:
     import torch
 
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array) if array.size else _empty(torch, array)
+        return torch.from_numpy(array)
     return torch.as_tensor(array, device="cuda")
+
+
+def nothing(device: Device, shape: tuple[int, ...], tensor: bool) -> Any:
+    """uint8 of a `shape` without elements. (Of numpy's, torch would not know the strides.)"""
+    if not tensor:
+        return np.empty(shape, dtype=np.uint8)
+    import torch
+
+    return torch.empty(shape, dtype=torch.uint8, device=device.name)

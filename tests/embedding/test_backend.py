@@ -119,6 +119,22 @@ def test_a_step_that_the_model_failed_in_is_abandoned_and_computed_again():
             engine.decode("a")
 
 
+def test_a_step_without_rows_is_written_and_read_as_any_other():
+    with opened() as backend:
+        for width in (6, 3):
+            plan = backend.plan_step({})
+            backend.begin_step(plan)
+            for group in range(2):
+                backend.write_index(group, torch.empty(0, 8, dtype=torch.uint8))
+            for layer in range(3):
+                backend.write(layer, torch.empty(0, 32, dtype=torch.uint8))
+                top_k = None if layer == 1 else torch.empty(0, width, dtype=torch.int64)
+                rows = backend.resolve(layer, top_k).view(torch.float32)
+                assert rows.shape == (0, width, 8)
+            backend.end_step()
+        assert backend.device.statistics()["compute_ran"] < 10
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
 def test_a_decode_step_answers_in_memory_that_is_used_again(kind):
     rows, row = 8, 4096  # rows so wide that an answer outweighs all that finds it

@@ -27,7 +27,8 @@ def titled(language):
 def run(folder, command):
     for name, text in titled("python").items():
         (folder / name).write_text(text)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, *command.split()[1:]],
         cwd=folder,
