@@ -197,6 +197,25 @@ def host_pool(gib: float, runs: int, json: bool) -> None:
 
 
 @bench.command()
+@click.option("--model", default="deepseek_v32", show_default=True, help="Kind of the tiny model.")
+@click.option("--lines", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--context", type=click.IntRange(64), default=512, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=64, show_default=True)
+@_runs
+@_json
+def generate(model: str, lines: int, context: int, steps: int, runs: int, json: bool) -> None:
+    """A decode step of a tiny transformers model over the tiers, and with its own resident cache.
+
+    Example: hisparse bench generate --lines 8
+    """
+    from hisparse.bench.generate import bench_generate
+
+    _report(
+        lambda _: bench_generate(model, lines=lines, context=context, steps=steps, runs=runs), json
+    )
+
+
+@bench.command()
 @click.option("--runs", type=click.IntRange(1), default=9, show_default=True)
 @_json
 def spill(runs: int, json: bool) -> None:

@@ -27,11 +27,15 @@ def test_a_padded_batch_of_which_one_line_ends_early(kind, dtype):
     with tiers(model) as backend:
         tokens, logits = over(model, backend, ids, mask, eos_token_id=eos)
         counts, moved = backend.coordinator.metrics.counts, backend.worker.statistics()
+        kinds = [type(event).__name__ for _, event in backend.coordinator.log.read(1)]
     decided = live(tokens, eos)
     assert torch.equal(tokens, want.masked_fill(~decided.T, 0)) and not decided.all()
     assert torch.allclose(logits[decided], of_eager[decided], atol=0.05)
 
     assert counts["spills"] > 20 and counts["requests_finished"] == 3
+    fed = int(decided.sum()) - 2  # the line that ended feeds its EOS too, the others not their last
+    assert counts["rows_computed"] == int(mask.sum()) + fed
+    assert "StepPlanned" in kinds[kinds.index("RequestFinished") :]  # its memory went back
     assert moved["host_rows"] > 50 and moved["hits"] > 10 and moved["resident"] > 500
     oracle, of_oracle = over(model, ResidentStore(config(model)), ids, mask, eos_token_id=eos)
     assert torch.equal(tokens, oracle) and torch.equal(logits, of_oracle)

@@ -18,13 +18,11 @@ import torch
 from transformers.cache_utils import Cache
 
 from hisparse.backend import HiSparseBackend
-from hisparse.connector.plan import Admitted, Changes, StepPlan
+from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
 from hisparse.errors import CapacityError, DeviceError, UsageError
 from hisparse.integrations.transformers.layer import HiSparseLayer
 from hisparse.integrations.transformers.layout import layout_of, row_format
 from hisparse.integrations.transformers.lines import Line, Step, make_step, paddings
-
-WAIT_STEPS_MAX = 1000
 
 
 class HiSparseCache(Cache):  # type: ignore[misc]
@@ -182,20 +180,26 @@ class HiSparseCache(Cache):  # type: ignore[misc]
             line.last = came[-1]
         return wanted
 
-    def _await(self, answer: Any) -> Admitted:
+    def _await(self, answer: Waiting | Refused) -> Admitted:
         """Let ended requests and copies go on until `answer` is admitted."""
-        for _ in range(WAIT_STEPS_MAX if hasattr(answer, "resource") else 0):
-            if not hasattr(answer, "need"):
-                changes = self._empty_step()
-                for admitted in changes.admitted:
-                    if (admitted.request, admitted.epoch) == (answer.request, answer.epoch):
-                        return admitted
-        if not hasattr(answer, "need"):
-            self.backend.abort(answer.request, "no room")
+        while isinstance(answer, Waiting):
+            moving = self._moving
+            for admitted in self._empty_step().admitted:
+                if (admitted.request, admitted.epoch) == (answer.request, answer.epoch):
+                    return admitted
+            if not moving:
+                self.backend.abort(answer.request, "no room")
+                break
         raise CapacityError(
             f"no place for {answer.request}: {answer} with {self._max_tokens} tokens promised to "
             "each line; make the pool that is named larger, max_tokens or the batch smaller"
         )
+
+    @property
+    def _moving(self) -> bool:
+        """Whether steps without rows may still make room."""
+        now = self.backend.coordinator.statistics()
+        return bool(now["transfers_in_flight"] or now["requests_draining"])
 
     def _empty_step(self) -> Changes:
         plan = self.backend.plan_step({})
@@ -212,17 +216,19 @@ class HiSparseCache(Cache):  # type: ignore[misc]
                 f"a pass of {total} tokens, schedule.step_rows is {most}: pass generate("
                 f"prefill_chunk_size={max(1, most // len(wanted))}), or raise step_rows"
             )
-        for _ in range(WAIT_STEPS_MAX):
+        while True:
             plan = self.backend.plan_step(wanted)
             if not plan.changes and dict(plan.granted) == {r: len(t) for r, t in wanted.items()}:
                 return plan
+            moving = bool(plan.changes) or self._moving
             self.backend.begin_step(plan)
             self.backend.abandon_step()  # copies go on meanwhile
             self._check(plan.changes)
-        raise CapacityError(
-            f"no places for {total} rows after {WAIT_STEPS_MAX} steps: enlarge pools.gpu_blocks, "
-            "or pass a smaller prefill_chunk_size"
-        )
+            if not moving:
+                raise CapacityError(
+                    f"no places for the {total} rows of a pass: enlarge pools.gpu_blocks, or pass "
+                    "a smaller prefill_chunk_size"
+                )
 
     def _check(self, changes: Changes) -> None:
         """Raise DeviceError if rows of this batch were lost: tokens may have come of them."""
