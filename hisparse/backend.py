@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from hisparse.config import HiSparseConfig
+from hisparse.config_check import usable_config
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
-from hisparse.connector.scheduler import RequestRef, SchedulerConnector, Wanted, usable_config
+from hisparse.connector.scheduler import SchedulerConnector, Wanted
+from hisparse.connector.sessions import RequestRef
 from hisparse.connector.worker import WorkerConnector
 from hisparse.device import open_device
 from hisparse.device.host_demand import check_node

@@ -53,6 +53,21 @@ def checked_config(
     return config
 
 
+def usable_config(config: HiSparseConfig | Mapping[str, Any]) -> HiSparseConfig:
+    """`config`, checked: a mapping is nested as `HiSparseConfig` is, and gets its blocks packed.
+
+    Raises ConfigError that names field, value and fix; also for a policy without a host tier.
+    """
+    made = check_capacity(config) if isinstance(config, HiSparseConfig) else checked_config(config)
+    if not made.offload:
+        raise ConfigError(
+            f"policy.name={made.policy.name!r} has no host tier, so there is nothing to embed: use "
+            "'hybrid', or another policy that offloads",
+            {"policy.name": "hybrid"},
+        )
+    return made
+
+
 def with_fixes(data: Mapping[str, Any], fixes: Mapping[str, object]) -> dict[str, Any]:
     """`data` with fields replaced, each named by its path; None leaves a field out."""
     fixed = {name: dict(part) if isinstance(part, Mapping) else part for name, part in data.items()}

@@ -1,8 +1,7 @@
 """`SchedulerConnector`: `HiSparseConnector` in scheduler role, with the verbs of an engine.
 
-Owns the coordinator, and of each request that it admitted the tokens that are known, for the hashes
-of its pages. A request is named by its id, or by what `admit` answered, which names no later one.
-Its steps are planned one at a time::
+Owns the coordinator, and the `Sessions` of the requests that it admitted. A request is named by its
+id, or by what `admit` answered, which names no later one. Steps are planned one at a time::
 
     admit ─► plan_step ─► plan.to_bytes() ═══════► worker        end_step ─► acknowledge ─► …
                                                      ╚═════ acknowledgements() ══════╝
@@ -14,17 +13,18 @@ nothing, and the engine may go on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hisparse.config import HiSparseConfig, check_capacity
-from hisparse.config_check import checked_config
+from hisparse.config import HiSparseConfig
+from hisparse.config_check import usable_config
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole, Rewound
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
-from hisparse.errors import ConfigError, StaleEpoch, UsageError
+from hisparse.connector.sessions import RequestRef, Session, Sessions, token_ids
+from hisparse.errors import UsageError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log import EventLog
@@ -34,44 +34,8 @@ from hisparse.kv.admission import never_fits
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
-SALT_BYTES_MAX = 64
-
-RequestRef = str | Admitted | Waiting
 Wanted = int | Sequence[int]
-
-
-def usable_config(config: HiSparseConfig | Mapping[str, Any]) -> HiSparseConfig:
-    """`config`, checked: a mapping is nested as `HiSparseConfig` is, and gets its blocks packed.
-
-    Raises ConfigError that names field, value and fix; also for a policy without a host tier.
-    """
-    made = check_capacity(config) if isinstance(config, HiSparseConfig) else checked_config(config)
-    if not made.offload:
-        raise ConfigError(
-            f"policy.name={made.policy.name!r} has no host tier, so there is nothing to embed: use "
-            "'hybrid', or another policy that offloads",
-            {"policy.name": "hybrid"},
-        )
-    return made
-
-
-@dataclass
-class _Session:
-    """A request that waits or lives. `tokens` are those known, from position 0 on, with no gap."""
-
-    request: str
-    epoch: int
-    prompt: int
-    hasher: PageHasher
-    tokens: list[int]
-    step_tokens: list[int] = field(default_factory=list)  # told for the step that is planned
-
-    @property
-    def key(self) -> Key:
-        return (self.request, self.epoch)
-
-
-Asked = tuple[_Session, int, list[int]]  # rows that it would compute, and their tokens if told
+Asked = tuple[Session, int, list[int]]  # rows that it would compute, and their tokens if told
 
 
 class SchedulerConnector(HiSparseConnector):
@@ -107,7 +71,7 @@ class SchedulerConnector(HiSparseConnector):
                 opened.close()
             raise
         super().__init__(KVConnectorRole.SCHEDULER, coordinator=coordinator)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions = Sessions()
         self._planned: StepPlan | None = None
         self._admitted: list[Admitted] = []  # not told yet
 
@@ -126,7 +90,7 @@ class SchedulerConnector(HiSparseConnector):
 
         Raises UsageError for an id in use, or arguments that make no sense.
         """
-        tokens = self._check_arrival(request, prompt, max_new, salt)
+        tokens = self._sessions.check_arrival(request, prompt, max_new, salt)
         coordinator, state = self.coordinator, self.coordinator.state
         hasher = PageHasher(self.config.pools.page_size, salt)
         hashes, total = hasher.extend(b"", tokens), len(tokens) + max_new
@@ -134,7 +98,7 @@ class SchedulerConnector(HiSparseConnector):
         epoch = coordinator.arrive(request, len(tokens), total, hashes)
         if binding is not None:
             return Refused(request, epoch, *binding)
-        self._sessions[request] = _Session(request, epoch, len(tokens), hasher, tokens.tolist())
+        self._sessions[request] = Session(request, epoch, len(tokens), hasher, tokens.tolist())
         self._admit_waiting()
         for i, admitted in enumerate(self._admitted):
             if (admitted.request, admitted.epoch) == (request, epoch):
@@ -144,69 +108,32 @@ class SchedulerConnector(HiSparseConnector):
     def finish(self, request: RequestRef, reason: str = "stop") -> None:
         """It generated its last token; its durable pages outlive it. Raises UsageError unless its
         whole prompt is computed."""
-        session = self._session(request, "finish")
+        session = self._sessions.find(request, "finish")
         self.coordinator.finish(*session.key, reason)
         self._forget(session)
 
     def abort(self, request: RequestRef, reason: str = "abort") -> None:
         """End it, whatever it does."""
-        session = self._session(request, "abort")
+        session = self._sessions.find(request, "abort")
         self.coordinator.abort(*session.key, reason)
         self._forget(session)
 
     def preempt(self, request: RequestRef, reason: str = "preempt") -> None:
         """Take it off the GPU. It comes back by `admit`, with all of its tokens, and finds by
         prefix what was durable. Raises UsageError for one that waits."""
-        session = self._session(request, "preempt")
+        session = self._sessions.find(request, "preempt")
         self.coordinator.preempt(*session.key, reason)
         self._forget(session)
 
     def confirmed(self, request: RequestRef) -> int:
         """Leading rows that are certain; tokens sampled from later ones are provisional: a copy
         that fails may take them back (`Changes.rewound`)."""
-        return self.coordinator.confirmed(*self._session(request, "confirmed").key)
+        return self.coordinator.confirmed(*self._sessions.find(request, "confirmed").key)
 
-    def _forget(self, session: _Session) -> None:
+    def _forget(self, session: Session) -> None:
         """Nobody asks for it any more. Admitted and not told yet, it is not told."""
         del self._sessions[session.request]
         self._admitted = [a for a in self._admitted if (a.request, a.epoch) != session.key]
-
-    def _check_arrival(
-        self, request: str, prompt: Sequence[int] | Any, max_new: int, salt: bytes
-    ) -> np.ndarray:
-        if not isinstance(request, str) or not request:
-            raise UsageError(f"admit: request={request!r} must be a string that is not empty")
-        if held := self._sessions.get(request):
-            raise UsageError(
-                f"admit: request {request!r} (epoch {held.epoch}) has not ended: finish, abort or "
-                "preempt it first, or choose another id"
-            )
-        tokens = _tokens(prompt, f"admit({request!r}): prompt")
-        if not len(tokens):
-            raise UsageError(f"admit({request!r}): the prompt is empty: pass at least 1 token")
-        if not isinstance(max_new, int | np.integer) or max_new < 1:
-            raise UsageError(
-                f"admit({request!r}): max_new={max_new!r} must be an int of at least 1"
-            )
-        if not isinstance(salt, bytes) or len(salt) > SALT_BYTES_MAX:
-            raise UsageError(f"admit({request!r}): salt must be at most {SALT_BYTES_MAX} bytes")
-        return tokens
-
-    def _session(self, ref: RequestRef, verb: str) -> _Session:
-        """Who `ref` names. Raises UsageError, or StaleEpoch where its id is another's by now."""
-        request = ref if isinstance(ref, str) else getattr(ref, "request", None)
-        session = self._sessions.get(request) if isinstance(request, str) else None
-        if session is None:
-            raise UsageError(
-                f"{verb}: request {request!r} is not here: it was never admitted, or has ended; "
-                f"those here are {list(self._sessions)}"
-            )
-        if not isinstance(ref, str) and ref.epoch != session.epoch:
-            raise StaleEpoch(
-                f"{verb}: request {request!r} of epoch {ref.epoch} has ended, epoch "
-                f"{session.epoch} has its id: pass what its own admit() answered"
-            )
-        return session
 
     def _waits_for(self, key: Key) -> str:
         state = self.coordinator.state
@@ -262,7 +189,7 @@ class SchedulerConnector(HiSparseConnector):
         return asked
 
     def _check_one(self, ref: RequestRef, want: Wanted) -> Asked:
-        session = self._session(ref, "plan_step")
+        session = self._sessions.find(ref, "plan_step")
         name, state = session.request, self.coordinator.state
         row = state.requests[session.key].row
         if row < 0:
@@ -272,7 +199,7 @@ class SchedulerConnector(HiSparseConnector):
             )
         told: list[int] = []
         if not isinstance(want, int | np.integer):
-            told = _tokens(want, f"plan_step: tokens of {name!r}").tolist()
+            told = token_ids(want, f"plan_step: tokens of {name!r}").tolist()
             want = len(told)
         computed, limit = int(state.rows.computed[row]), int(state.rows.limit[row])
         if not 1 <= want <= limit - computed:
@@ -331,7 +258,7 @@ class SchedulerConnector(HiSparseConnector):
             raise UsageError("end_step: no step is planned: plan_step comes first")
         counts = dict(zip(plan.requests, plan.counts, strict=True))
         for ref, n in (accepted or {}).items():
-            name = ref if isinstance(ref, str) else self._session(ref, "end_step").request
+            name = ref if isinstance(ref, str) else self._sessions.find(ref, "end_step").request
             if name not in counts:
                 raise UsageError(
                     f"end_step: request {name!r} has no row in step {plan.step}: it has those of "
@@ -355,23 +282,9 @@ class SchedulerConnector(HiSparseConnector):
             request = None if session is None else self.coordinator.state.by_row[row]
             if session is None or request is None or request.key != session.key:
                 continue  # it ended since, and its row may be another's
-            hashes += [(row, h) for h in self._learn(session, row, start, n)]
+            hashes += [(row, h) for h in session.learn(start, n, request.hashes)]
         if plan.requests:
             self.coordinator.rows_computed(plan.step, plan.request_rows, counts, hashes)
-
-    def _learn(self, session: _Session, row: int, start: int, accepted: int) -> list[bytes]:
-        """Take the accepted rows' tokens over; hashes of the pages that they complete."""
-        told, known = session.step_tokens[:accepted], session.tokens
-        session.step_tokens = []
-        if start <= len(known) < start + len(told):
-            known += told[len(known) - start :]
-        size = session.hasher.page_size
-        made = self.coordinator.state.request_of(row).hashes
-        whole = min(start + accepted, len(known)) // size
-        if whole <= len(made):
-            return []
-        parent = made[-1] if made else b""
-        return session.hasher.extend(parent, known[len(made) * size : whole * size])
 
     # -- what the workers say ---------------------------------------------------------------------
     def acknowledge(self, acknowledgements: bytes = b"") -> Changes:
@@ -385,7 +298,9 @@ class SchedulerConnector(HiSparseConnector):
         if acknowledgements:
             self.update_connector_output(KVConnectorOutput(acknowledgements))
         rewound = [self._rewind(told) for told in self.take_rewound()]
-        preempted = [s for key in self.coordinator.take_preempted() if (s := self._held(key))]
+        preempted = [
+            s for key in self.coordinator.take_preempted() if (s := self._sessions.held(key))
+        ]
         for session in preempted:
             self._forget(session)
         requests, waiting = self.coordinator.state.requests, self.coordinator.state.waiting
@@ -406,18 +321,11 @@ class SchedulerConnector(HiSparseConnector):
             tuple(session.request for session in failed),
         )
 
-    def _held(self, key: Key) -> _Session | None:
-        """The session of exactly this request, if its engine has not ended it."""
-        session = self._sessions.get(key[0])
-        return session if session is not None and session.epoch == key[1] else None
-
     def _rewind(self, told: Rewound) -> Rewound | None:
-        session = self._held((told.request, told.epoch))
+        session = self._sessions.held((told.request, told.epoch))
         if session is None or session.key not in self.coordinator.state.requests:
             return None
-        certain = max(told.rows_certain, session.prompt - 1)  # those of the prompt always stand
-        del session.tokens[certain + 1 :]
-        return replace(told, rows_certain=certain)
+        return replace(told, rows_certain=session.rewind(told.rows_certain))
 
     @property
     def draining(self) -> bool:
@@ -429,14 +337,3 @@ class SchedulerConnector(HiSparseConnector):
     def requests(self) -> tuple[str, ...]:
         """Ids of those that wait or live, in order of arrival."""
         return tuple(self._sessions)
-
-
-def _tokens(values: Any, what: str) -> np.ndarray:
-    """int64 [n]. Raises UsageError, beginning with `what`."""
-    try:
-        made = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{what} must be integers [n]: {error}") from error
-    if made.ndim != 1 or not (made.size == 0 or np.issubdtype(made.dtype, np.integer)):
-        raise UsageError(f"{what} is {made.dtype}{list(made.shape)}, must be integers [n]")
-    return made.astype(np.int64)

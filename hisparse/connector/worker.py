@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hisparse.config import HiSparseConfig
+from hisparse.config_check import usable_config
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
-from hisparse.connector.scheduler import usable_config
 from hisparse.errors import UsageError
 
 if TYPE_CHECKING:
