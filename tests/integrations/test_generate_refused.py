@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
 transformers = pytest.importorskip("transformers")
@@ -128,6 +130,15 @@ def test_a_copy_that_failed_under_tokens_is_told(model, answer):
         cache.close()
         assert not backend.requests
         over(model, backend, ids[:2], mask[:2], NEW)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("hisparse.integrations.transformers.versions.version", missing)
+    with pytest.raises(UsageError, match=r"hisparse\[transformers\].*transformers>=5.17"):
+        require()
 
 
 @pytest.mark.parametrize("version", ["5.16.2", "4.57.0"])
