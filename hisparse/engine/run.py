@@ -178,11 +178,14 @@ class Job:
 
     def _oracle(self) -> dict[str, ReferenceResult]:
         start = time.perf_counter()
+        # indexers of transformers hold the whole context of each row of a step
+        chunk, batch = (256, 32) if self.config.model == "builtin" else (64, 8)
         results = reference_decode_many(
             self.model,
             [work.prompt for work in self.workload],
             [work.max_new for work in self.workload],
-            chunk=256,
+            chunk=chunk,
+            batch=batch,
             progress=lambda done, total: self.progress("oracle", done, total),
         )
         self.seconds["oracle"] = time.perf_counter() - start
