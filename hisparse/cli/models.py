@@ -12,9 +12,12 @@ def build_model(config: RunConfig, max_model_len: int) -> Model:
     needs transformers and there is none."""
     if config.model == "builtin":
         return build_builtin(config, max_model_len)
+    import torch
+
     from hisparse.integrations.transformers.serving import ServedModel
     from hisparse.integrations.transformers.tiny import tiny_model
 
+    torch.set_num_threads(1)  # more of them are not batch-invariant, whatever OMP_NUM_THREADS says
     model = tiny_model(
         config.model, seed=config.seed, top_k=config.top_k, max_model_len=max_model_len
     )
