@@ -25,7 +25,7 @@ from hisparse.errors import ConfigError
 PREFIX = "HISPARSE_"
 RUN = "run"
 # Variables of the project's own tests; none of them configures anything.
-OTHERS = frozenset(f"HISPARSE_{name}" for name in ("BROWSER", "EVERY_BIT", "SPIN", "WHEEL"))
+OTHERS = frozenset(f"HISPARSE_{name}" for name in ("BROWSER", "EVERY_BIT", "NVCC", "SPIN", "WHEEL"))
 ARGUMENT = "argument"
 
 

@@ -184,7 +184,8 @@ def test_a_log_is_replayed_to_the_same_digest_without_torch_and_cupy(tmp_path):
     log = DiskLog(tmp_path / "scheduler", Codec(EVENT_TYPES), clock=lambda: 0.0)
     coordinator = served(config, log=log)
     log.close()
-    names = [f"hisparse.{m}" for m in MODULES if floor_of(m) in ("fsm", "kv", "connector")]
+    floors = ("fsm", "kv", "device", "connector")
+    names = [f"hisparse.{m}" for m in MODULES if floor_of(m) in floors]
     arguments = [str(tmp_path / "scheduler"), ",".join(names), config.model_dump_json()]
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, cwd=ROOT
