@@ -26,7 +26,7 @@ def settle(replica: SimReplica) -> None:
             break
         _serve(replica)  # a rank was told of something only now, and died of it
     replica.check()
-    replica.host_pages.check(again=True)
+    replica.cached.check(again=True)
     replica.look_at_incidents()
     if replica.incidents:
         first = replica.incidents[0]

@@ -39,7 +39,7 @@ from hisparse.fsm.state import State
 from hisparse.fsm.wire import Acknowledgements, AnyTransfer
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.base import Fault, Incident
-from hisparse.testing.host_pages import HostPages
+from hisparse.testing.cached_pages import CachedPages
 from hisparse.testing.liveness import settle
 from hisparse.testing.rank import AnyRankDevice, RankDevice, SimRank, Task
 from hisparse.testing.restarts import Restarts, SchedulerDied, SimLog
@@ -99,7 +99,7 @@ class SimReplica:
         self.workload = Workload(random.Random(f"{seed} workload"), longest, tides, "fault")
         self.workload.rng = random.Random(f"{seed} workload of faults")  # and the same stems
         self.model = TaggedModel(config, random.Random(f"{seed} model"))
-        self.host_pages = HostPages(self)
+        self.cached = CachedPages(self)
         self.store = Store(config, seed, dict(disk)) if disk is not None else None
         self.restarts = Restarts(self, seed)
         self.on_device: list[Callable[[int, AnyRankDevice], None]] = []  # called with each new one
@@ -252,7 +252,7 @@ class SimReplica:
         if self.down:
             return
         self.served = self._done_before + len(self.engine.done)
-        self.host_pages.learn()
+        self.cached.learn()
         self.watch.after_step()
         if self.now % self.check_every == 0:
             self.check()
@@ -344,7 +344,7 @@ class SimReplica:
         """Everything that can be looked at now (`hisparse.testing.watch`); raises
         InvariantViolation."""
         self.watch.everything()
-        self.host_pages.check()
+        self.cached.check()
 
     def look_at_incidents(self) -> None:
         """Count those that are survived by now."""

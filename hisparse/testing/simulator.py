@@ -26,6 +26,8 @@ from hisparse.testing.replica import SimReplica
 from hisparse.testing.swarm import Swarm
 from hisparse.testing.worlds import Workload
 
+PAUSE_STEPS = 40
+
 
 @dataclass
 class SimulationResult:
@@ -74,6 +76,7 @@ class Simulation:
         self.player = Player(world, replica)
         self.replica = self.player.replica
         longest = swarm.config.schedule.max_model_len
+        self._pause: tuple[int, str, dict[str, int]] | None = None  # its end, what for
         self.workload = Workload(random.Random(f"{world.seed} workload"), longest, swarm.tides)
 
     def run(self) -> SimulationResult:
@@ -82,7 +85,7 @@ class Simulation:
 
     def _safety(self) -> None:
         for _ in range(self.swarm.steps):
-            if not self.replica.down:
+            if not (self.replica.down or self._pause):
                 self._arrivals()
             self.player.do("step")
             if not self.replica.down:
@@ -110,9 +113,21 @@ class Simulation:
                 do("wake_up")
             return
         if rng.random() < 4 * chance.get("reset", 0.0):
-            do("reset")
+            self._when_idle("reset")
         if rng.random() < 4 * chance.get("sleep", 0.0):
-            do("sleep", level=rng.choice([1, 2]))
+            self._when_idle("sleep", level=rng.choice([1, 2]))
+        if self._pause is not None:
+            until, verb, arguments = self._pause
+            if replica.now >= until or do(verb, **arguments):
+                self._pause = None
+
+    def _when_idle(self, verb: str, **arguments: int) -> None:
+        """Whoever asks for it knows that it is refused while somebody holds something: arrivals
+        pause for it. Sometimes nobody knows."""
+        if self._pause is None and self.rng.random() < 0.5:
+            self._pause = (self.replica.now + PAUSE_STEPS, verb, arguments)
+        elif not self.replica.coordinator.is_sleeping:
+            self.player.do(verb, **arguments)
 
 
 def simulate(seed: int, swarm: Swarm | None = None) -> SimulationResult:
