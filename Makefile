@@ -12,12 +12,14 @@ OLDEST := $(VENV)/oldest-transformers
 # A worker a core, up to 8; each test runs in one of them, and torch has one thread in each.
 WORKERS ?= -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test lint docs clean help
+.PHONY: demo test fuzz soak lint docs clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    the main job with its log on disk, then a replay of that log"
 	@echo "make test    the tests; none needs a GPU"
+	@echo "make fuzz    a minute of fixed seeds, a small world explored, a third of the mutants"
+	@echo "make soak    MINUTES=60 of seeds on every core; logs of what fails lie in runs/soak"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the pages of docs/ as a site in .site; a warning is an error"
 	@echo "make clean   remove .venv, runs and caches"
@@ -81,6 +83,28 @@ demo: $(VENV)/.run
 
 test: $(VENV)/.test $(OLDEST)/.there
 	HISPARSE_OLDEST_TRANSFORMERS=$(OLDEST) $(BIN)/python -m pytest -m "not gpu" $(WORKERS)
+
+# What failed once comes first. Seeds are the same on every run; which third of the mutants is hunted
+# changes with the day (PART=0/1: all of them), on another core than the rest.
+PART ?= $(shell expr $$(date +%s) / 86400 % 3)/3
+fuzz: $(VENV)/.test
+	$(BIN)/python -m pytest tests/testing/test_corpus.py
+	@mkdir -p runs; $(BIN)/hisparse fuzz --mutants $(PART) >runs/mutants.txt 2>&1 & mutants=$$!; \
+	code=0; $(BIN)/hisparse explore || code=1; \
+	$(BIN)/hisparse fuzz --minutes 1 --no-marks || code=1; \
+	wait $$mutants || code=1; cat runs/mutants.txt; exit $$code
+
+MINUTES ?= 60
+SOAK_FROM ?= 1000000
+# One process a core, each with seeds of its own. Fails if a seed failed or a mark was never hit.
+soak: $(VENV)/.run
+	@mkdir -p runs/soak; cores=$$(nproc); pids=; code=0; \
+	for i in $$(seq 1 $$cores); do first=$$(( $(SOAK_FROM) * i )); \
+	  nice $(BIN)/hisparse fuzz --seeds $$first..$$(( first + 999999 )) --minutes $(MINUTES) \
+	    --keep-logs runs/soak/logs-$$i --json >runs/soak/$$i.json 2>runs/soak/$$i.txt & \
+	  pids="$$pids $$!"; done; \
+	for pid in $$pids; do wait $$pid || code=1; done; \
+	cat runs/soak/*.txt; echo "reports: runs/soak/*.json"; exit $$code
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .; code=$$?; $(BIN)/ruff format --check --quiet . || code=1; \

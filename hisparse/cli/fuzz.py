@@ -40,6 +40,7 @@ SEEDS = "0..500"
 @click.option(
     "--mutants", is_flag=False, flag_value="all", metavar="[A,B|I/N]", help="Find seeded faults."
 )
+@click.option("--no-marks", is_flag=True, help="Ask for no marks: for a run that is short.")
 @click.option("--list", "listed", is_flag=True, help="Print the fault atlas and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def fuzz(
@@ -53,6 +54,7 @@ def fuzz(
     keep_logs: Path | None,
     program: Path | None,
     mutants: str | None,
+    no_marks: bool,
     listed: bool,
     as_json: bool,
 ) -> int:
@@ -90,7 +92,7 @@ def fuzz(
         return 0
     wanted, total = chosen_seeds(seeds, seed, minutes)
     bar = Progress()
-    how: dict[str, Any] = {}
+    how: dict[str, Any] = {"asks_marks": not no_marks}
     if device == "cuda":
         from hisparse.testing.on_gpu import play_on_gpu, simulate_on_gpu
 

@@ -28,6 +28,12 @@ def test_marks_that_no_seed_hit_exit_1_and_are_named():
     assert result.exit_code == 1 and "marks that no seed hit: ack_gap" in result.stderr
 
 
+def test_a_short_run_can_be_asked_for_no_marks():
+    asked = ("--seeds", "0..2", "--steps", "2", "--faults", "ack_gap", "--no-marks")
+    result = call("fuzz", *asked, "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["marks_missing"] == []
+
+
 def test_a_seed_that_fails_exits_1_and_says_how_to_see_it_again(tmp_path):
     with mock.patch.object(HiSparseWorker, "_check", lambda self, command: None):
         asked = ("--faults", "command_duplicated", "--keep-logs", tmp_path)
