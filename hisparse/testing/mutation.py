@@ -31,7 +31,7 @@ from hisparse.testing.swarm import STEPS, Swarm
 Broken = Callable[[], AbstractContextManager[None]]
 WHERE = Path(__file__).resolve().parents[2] / "tests" / "mutants"
 SEEDS = range(200)
-SHRINK_STEPS = 1_000  # scheduler steps of candidates, of each mutant
+SHRINK_STEPS = 4_000  # scheduler steps of candidates, of each mutant
 SHRINK_EVENTS = 60_000
 
 
@@ -129,10 +129,6 @@ def hunt(
 ) -> Caught:
     """Run `seeds` with the fault `broken` in the code, until one of them fails."""
 
-    def again(program: Program) -> SimulationResult:
-        with broken():
-            return play(program)
-
     told = " ".join((broken.__doc__ or "").split())
     ran = events = 0
     for seed in seeds:
@@ -141,5 +137,10 @@ def hunt(
         ran += 1
         events += result.events
         if result.violation is not None:
+
+            def again(program: Program, settles: bool = result.calm) -> SimulationResult:
+                with broken():
+                    return play(program, settles=settles)
+
             return Caught(name, told, ran, events, shrink_program(result, again, SHRINK_STEPS))
     return Caught(name, told, ran, events)

@@ -47,6 +47,7 @@ class SimulationResult:
     config: HiSparseConfig | None = None
     log: EventLog | None = None
     program: Program | None = None  # what was done, up to what did not hold
+    calm: bool = False  # whether faults had ceased by then
 
 
 class Simulation:
@@ -135,22 +136,28 @@ def simulate(seed: int, swarm: Swarm | None = None) -> SimulationResult:
     return Simulation(seed, swarm).run()
 
 
-def play(program: Program, replica: MakeReplica = SimReplica) -> SimulationResult:
-    """Do what `program` says; then everything has to settle. Raises what `replica` raises."""
+def play(
+    program: Program, replica: MakeReplica = SimReplica, *, settles: bool = True
+) -> SimulationResult:
+    """Do what `program` says; then, where `settles`, everything has to settle. Raises what
+    `replica` raises."""
     player = Player(program, replica)
 
     def operate() -> None:
         for verb, arguments in program.operations:
             player.do(verb, **arguments)
 
-    return _observed(0, player, operate)
+    return _observed(0, player, operate, settles)
 
 
-def _observed(seed: int, player: Player, operate: Callable[[], None]) -> SimulationResult:
+def _observed(
+    seed: int, player: Player, operate: Callable[[], None], settles: bool = True
+) -> SimulationResult:
     began, failed = time.perf_counter(), None
     try:
         operate()
-        player.replica.settle()
+        if settles:
+            player.replica.settle()
     except Exception as error:
         failed = error
     result = result_of(player, failed, seed)
@@ -163,6 +170,7 @@ def result_of(player: Player, error: Exception | None, seed: int = 0) -> Simulat
     replica, result = player.replica, SimulationResult(seed)
     if error is not None:
         result.error, result.violation = error, violation_of(replica, error)
+    result.calm = replica.calm
     result.steps, result.events = replica.now, replica.state.seq
     result.rows_checked = replica.rows_checked
     result.fired, result.sometimes = dict(replica.fired), dict(replica.sometimes)
