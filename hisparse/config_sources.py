@@ -25,7 +25,10 @@ from hisparse.errors import ConfigError
 PREFIX = "HISPARSE_"
 RUN = "run"
 # Variables of the project's own tests; none of them configures anything.
-OTHERS = frozenset(f"HISPARSE_{name}" for name in ("BROWSER", "EVERY_BIT", "NVCC", "SPIN", "WHEEL"))
+OTHERS = frozenset(
+    f"HISPARSE_{name}"
+    for name in ("BROWSER", "EVERY_BIT", "NVCC", "OLDEST_TRANSFORMERS", "SPIN", "WHEEL")
+)
 ARGUMENT = "argument"
 
 

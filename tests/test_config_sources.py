@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import checked_config
-from hisparse.config_sources import given, load
+from hisparse.config_sources import OTHERS, given, load
 from hisparse.errors import ConfigError
 
 SECTIONS = {
@@ -134,6 +136,16 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
             HiSparseConfig.load(tmp_path / name)
     with pytest.raises(ConfigError, match="HISPARSE_LAYOUT__INDEX_GROUPS="):
         given(environ={"HISPARSE_LAYOUT__INDEX_GROUPS": "[[0"})
+
+
+def test_variables_of_the_projects_own_tests_configure_nothing():
+    """A run in CI would refuse them as keys that nobody knows."""
+    root = Path(__file__).resolve().parents[1]
+    made = [root / "Makefile", root / ".ci" / "run"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in made)
+    set_there = set(re.findall(r"\b(HISPARSE_[A-Z_]+)=", text))
+    assert len(set_there) >= 3 and set_there <= OTHERS
+    assert given(environ=dict.fromkeys(OTHERS, "1")).data == {}
 
 
 def test_torch_is_not_loaded_for_it():
