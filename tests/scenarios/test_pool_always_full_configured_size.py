@@ -1,8 +1,9 @@
 """G11: start-up takes tens of minutes for memory that is never used, or says "increase the size".
 
 Here a pool is whole pages, their stride included, of no more than was configured; one that cannot
-hold a request of the longest context is refused with the size that would; and a step may begin
-while the rest of a pool is still being pinned.
+hold a request of the longest context is refused with the size that would. Pools are pinned while
+the engine sets itself up: `statistics()` tells how far that is, and the first step waits for all of
+it (`device/test_host_progress.py`).
 """
 
 from __future__ import annotations

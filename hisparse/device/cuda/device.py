@@ -26,7 +26,7 @@ from hisparse.device.cuda.gpu_memory import GpuMemory
 from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import require_cupy
 from hisparse.device.cuda.movers import CudaKernels
-from hisparse.device.cuda.pinned import pinned_memory
+from hisparse.device.cuda.pinned import pinned_memory, pinning
 from hisparse.device.cuda.streams import CudaEvent, CudaStream
 from hisparse.device.plan import Pending
 from hisparse.errors import DeviceError, UsageError
@@ -238,9 +238,10 @@ class CudaDevice:
     def check(self) -> None:
         self.faults.check()
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, Any]:
         """Events made, kernels and copies that ops queued (replays of graphs are not seen here),
-        synchronize calls, waits for room in the staging ring, bytes of pools."""
+        synchronize calls, waits for room in the staging ring, bytes of pools, and how far the
+        pinning of host pools is (`pinned.pinning`)."""
         pinned = sum(memory.array.nbytes for memory in self._pinned.values())
         return {
             "events": self._events,
@@ -251,6 +252,7 @@ class CudaDevice:
                 stream.staging.waits for stream in (self.compute, self.d2h, self.h2d)
             ),
             "allocated_bytes": pinned + sum(m.size_bytes for m in self._allocated.values()),
+            **pinning(self._pinned.values()),
         }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hisparse.device.cuda import host_pages
 from hisparse.device.cuda.host_memory import PIECE_BYTES, HostMemory, Progress
@@ -37,3 +38,20 @@ def pinned_memory(
         on_progress=on_progress,
         what=what,
     )
+
+
+def pinning(pools: Iterable[HostMemory]) -> dict[str, Any]:
+    """How far the pinning of `pools` is, for statistics: bytes pinned, of how many, and of each
+    pool its state, where its pages should lie, and what share of them does, once that is known."""
+    told = [pool.progress() for pool in pools]
+    return {
+        "pinned_bytes": sum(progress.registered_bytes for progress in told),
+        "pinned_total_bytes": sum(progress.total_bytes for progress in told),
+        "pinned_places": [_placed(progress) for progress in told],
+    }
+
+
+def _placed(progress: Progress) -> str:
+    share = progress.local_share
+    there = "" if share is None else f", {share:.0%} of its pages there"
+    return f"{progress.state}: {progress.placement}{there}"
