@@ -5,6 +5,7 @@ where each value is from. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from pydantic import BaseModel
 
 from hisparse.cli.output import emit, emit_json
 from hisparse.config_sources import load, parsed
+from hisparse.device.cuda.kernels import resolve_memory
+from hisparse.errors import ConfigError
 
 DERIVED = ("block_bytes", "page_bytes", "host_pages", "suffix_pages", "hot_blocks", "max_pages")
 
@@ -40,6 +43,8 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     told = {path: origins.get(path, "default") for path in values}
     told["pools.index_pages_per_block"] = origins.get("pools.index_pages_per_block", "chosen")
     sizes = {name: getattr(loaded, name) for name in DERIVED}
+    with suppress(ConfigError):  # of a config for `cpu` alone there is nothing to say
+        sizes |= resolve_memory(loaded)
     if as_json:
         dumped = loaded.model_dump(mode="json")
         emit_json({"config": dumped, "origins": told, "sizes": sizes})

@@ -59,6 +59,13 @@ def test_the_json_is_a_configuration_again(file, tmp_path):
     assert report["origins"]["ranks"] == "default" and report["sizes"]["max_pages"] == 5
 
 
+def test_what_a_gpu_needs_beside_its_pools_is_told_where_one_can_take_the_config(file):
+    fits = json.loads(call("config", file, "--set", "layout.row_bytes=656", "--json").stdout)
+    assert fits["sizes"]["cuda_state_bytes"] > 0 < fits["sizes"]["cuda_call_bytes"]
+    odd = json.loads(call("config", file, "--set", "layout.row_bytes=650", "--json").stdout)
+    assert "cuda_state_bytes" not in odd["sizes"] and odd["sizes"]["block_bytes"] > 0
+
+
 def test_every_fault_is_one_line_and_exit_2(file):
     text = error_of(call("config", file, "--set", "pools.gpu_block=4", "--set", "ranks=0"))
     assert "did you mean pools.gpu_blocks?" in text and "ranks='0' (from argument)" in text

@@ -27,6 +27,7 @@ from graph_rig import GROUPS, KERNEL_NODE, TOP_K, Decode, fixed_rig, placed
 
 from hisparse.device import open_device
 from hisparse.device.cuda.group import EPOCH_STEPS
+from hisparse.device.cuda.kernels import resolve_memory
 from hisparse.errors import ConfigError, InvariantViolation, UsageError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
@@ -188,6 +189,7 @@ def test_the_kept_map_is_charged():
     before = pool.used_bytes()
     rig = Rig(config)
     charged = rig.worker.statistics()["state_bytes"]
+    assert charged == resolve_memory(config)["cuda_state_bytes"]
     assert charged >= 16 * (2 * 2048 * PAGE + 7 * 2048)
     assert pool.used_bytes() - before < 1.25 * charged + 200_000
 

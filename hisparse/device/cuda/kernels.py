@@ -99,6 +99,17 @@ class ResolveSizes:
         words = 2 * table + 2 * pages + self.hot_blocks + 3 * warps + 1
         return 4 * words + 2 * table + 3 * slots + victims
 
+    def state_bytes(self, requests: int, layers: int) -> int:
+        """Replacement state of a leader: what a `CudaResolver` takes on the device, and keeps."""
+        slot = 4 + 2 + 1  # its position, its place in the order, its group
+        return requests * (2 * self.map_stride + slot * self.stride + 4) + 8 * layers
+
+    def call_bytes(self, rows: int) -> int:
+        """Buffers of one resolve call of `rows` rows: a new `ResolveCall`. In a step of fixed shape
+        the engine's own arrays take the place of 4 bytes a row and 4 a selected entry."""
+        selected = 4 + 4 + 16  # a position, where it is, the miss
+        return rows * (selected * self.top_k + 4 + 8)
+
     def options(self) -> tuple[str, ...]:
         """Compiler options, the same for CuPy and for nvcc."""
         sizes = {
@@ -112,6 +123,25 @@ class ResolveSizes:
             "CALLS": CALLS_MAX,
         }
         return (*OPTIONS, *(f"-D{name}={value}" for name, value in sizes.items()))
+
+
+def resolve_memory(config: HiSparseConfig) -> dict[str, int]:
+    """GPU memory beside the pools, known before any is taken: to be left out of what pools get.
+
+    `cuda_state_bytes`: replacement state of all leaders, what the worker's ``state_bytes`` will
+    say. `cuda_call_bytes`: the buffers of a resolve call a group, of a step with the most rows;
+    each fixed shape keeps its own. Zeros without a host tier; CuPy rounds each array up to 512.
+
+    Raises ConfigError for sizes that the kernels cannot hold.
+    """
+    groups = config.layout.index_groups
+    if not config.offload:
+        return {"cuda_state_bytes": 0, "cuda_call_bytes": 0}
+    sizes, requests = ResolveSizes.of(config), config.schedule.max_requests
+    return {
+        "cuda_state_bytes": sum(sizes.state_bytes(requests, len(layers)) for layers in groups),
+        "cuda_call_bytes": len(groups) * sizes.call_bytes(config.schedule.step_rows),
+    }
 
 
 def source(name: str) -> str:
