@@ -89,7 +89,7 @@ test: $(VENV)/.test $(OLDEST)/.there
 PART ?= $(shell expr $$(date +%s) / 86400 % 3)/3
 fuzz: $(VENV)/.test
 	$(BIN)/python -m pytest tests/testing/test_corpus.py
-	@mkdir -p runs; $(BIN)/hisparse fuzz --mutants $(PART) >runs/mutants.txt 2>&1 & mutants=$$!; \
+	@mkdir -p runs; $(BIN)/hisparse fuzz --mutants $(PART) --no-shrink >runs/mutants.txt 2>&1 & mutants=$$!; \
 	code=0; $(BIN)/hisparse explore || code=1; \
 	$(BIN)/hisparse fuzz --minutes 1 --no-marks || code=1; \
 	wait $$mutants || code=1; cat runs/mutants.txt; exit $$code

@@ -40,6 +40,7 @@ SEEDS = "0..500"
 @click.option(
     "--mutants", is_flag=False, flag_value="all", metavar="[A,B|I/N]", help="Find seeded faults."
 )
+@click.option("--no-shrink", is_flag=True, help="Of --mutants: only find them.")
 @click.option("--no-marks", is_flag=True, help="Ask for no marks: for a run that is short.")
 @click.option("--list", "listed", is_flag=True, help="Print the fault atlas and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -54,6 +55,7 @@ def fuzz(
     keep_logs: Path | None,
     program: Path | None,
     mutants: str | None,
+    no_shrink: bool,
     no_marks: bool,
     listed: bool,
     as_json: bool,
@@ -86,7 +88,9 @@ def fuzz(
         if seed is not None or minutes is not None or keep_logs is not None or faults:
             raise ConfigError("--mutants takes --seeds, --ranks and --steps: leave out the others")
         chosen = chosen_seeds(seeds, None, None)[0] if seeds is not None else None
-        return hunt_mutants(mutants, chosen, ranks, steps, as_json)
+        return hunt_mutants(mutants, chosen, ranks, steps, as_json, shrink=not no_shrink)
+    if no_shrink:
+        raise ConfigError("--no-shrink goes with --mutants: add it, or leave --no-shrink out")
     if listed:
         emit_json({"faults": atlas_rows()}) if as_json else emit(atlas_text())
         return 0

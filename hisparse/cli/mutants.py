@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def hunt_mutants(
-    words: str, seeds: Iterable[int] | None, ranks: int | None, steps: int | None, as_json: bool
+    words: str,
+    seeds: Iterable[int] | None,
+    ranks: int | None,
+    steps: int | None,
+    as_json: bool,
+    shrink: bool = True,
 ) -> int:
     """Hunt those of `words`, and report. Raises ConfigError where there are none, or no such."""
     from hisparse.testing.mutation import SEEDS, hunt, load, select
@@ -30,7 +35,7 @@ def hunt_mutants(
         for name, broken in mutants.items():
             bar("mutants", len(caught), len(mutants))
             caught.append(
-                hunt(name, broken, seeds or SEEDS, ranks=ranks, steps=steps if steps else STEPS)
+                hunt(name, broken, seeds or SEEDS, ranks=ranks, steps=steps or STEPS, shrink=shrink)
             )
     finally:
         bar.close()
@@ -58,7 +63,8 @@ def as_text(caught: list[Caught]) -> list[str]:
     found_all = [one for one in caught if one.result is not None]
     lines.append(f"found {len(found_all)} of {len(caught)}")
     if found_all:
-        short = sum(one.witness[0] <= 12 for one in found_all)
         events = round(median(one.events for one in found_all))
-        lines[-1] += f"; half of them within {events} events; {short} witnesses of 12 or less"
+        lines[-1] += f"; half of them within {events} events"
+        if short := sum(one.shrunk and one.witness[0] <= 12 for one in found_all):
+            lines[-1] += f"; {short} witnesses of 12 or less"
     return lines

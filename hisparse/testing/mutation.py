@@ -44,11 +44,12 @@ class Caught:
     seeds: int
     events: int
     result: SimulationResult | None = None  # of the smallest program that shows it
+    shrunk: bool = True  # or of the seed's own, as it was drawn: no witness
 
     @cached_property
     def witness(self) -> tuple[int, str]:
         """How long it is, and in what."""
-        if self.result is None:
+        if self.result is None or not self.shrunk:
             return 0, ""
         scenario = scenario_of(self.result, SHRINK_EVENTS)
         if scenario is not None:
@@ -126,8 +127,10 @@ def hunt(
     *,
     ranks: int | None = None,
     steps: int = STEPS,
+    shrink: bool = True,
 ) -> Caught:
-    """Run `seeds` with the fault `broken` in the code, until one of them fails."""
+    """Run `seeds` with the fault `broken` in the code, until one of them fails; and, with `shrink`,
+    make that one smaller."""
 
     told = " ".join((broken.__doc__ or "").split())
     ran = events = 0
@@ -142,5 +145,6 @@ def hunt(
                 with broken():
                     return play(program, settles=settles)
 
-            return Caught(name, told, ran, events, shrink_program(result, again, SHRINK_STEPS))
+            small = shrink_program(result, again, SHRINK_STEPS) if shrink else result
+            return Caught(name, told, ran, events, small, shrink)
     return Caught(name, told, ran, events)

@@ -29,6 +29,11 @@ def test_where_no_log_shows_it_the_witness_is_what_has_to_be_done():
     assert caught.invariant == "conservation" and caught.report()["witness_of"] == "operations"
 
 
+def test_one_that_is_only_found_has_no_witness():
+    row = mutation.hunt("one", reuse_an_epoch, range(3), steps=40, shrink=False).report()
+    assert row["found"] and row["seeds"] == 1 and (row["witness"], row["witness_of"]) == (0, "")
+
+
 def test_what_is_not_there_is_not_found():
     def whole():
         """Nothing is broken."""
