@@ -12,12 +12,13 @@ OLDEST := $(VENV)/oldest-transformers
 # A worker a core, up to 8; each test runs in one of them, and torch has one thread in each.
 WORKERS ?= -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test fuzz soak lint docs clean help
+.PHONY: demo test corpus fuzz soak lint docs clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    the main job with its log on disk, then a replay of that log"
 	@echo "make test    the tests; none needs a GPU"
+	@echo "make corpus  what failed once, again"
 	@echo "make fuzz    a minute of fixed seeds, a small world explored, a third of the mutants"
 	@echo "make soak    MINUTES=60 of seeds on every core; logs of what fails lie in runs/soak"
 	@echo "make lint    ruff and mypy"
@@ -84,11 +85,13 @@ demo: $(VENV)/.run
 test: $(VENV)/.test $(OLDEST)/.there
 	HISPARSE_OLDEST_TRANSFORMERS=$(OLDEST) $(BIN)/python -m pytest -m "not gpu" $(WORKERS)
 
-# What failed once comes first. Seeds are the same on every run; which third of the mutants is hunted
-# changes with the day (PART=0/1: all of them), on another core than the rest.
+corpus: $(VENV)/.test
+	$(BIN)/python -m pytest tests/testing/test_corpus.py
+
+# Seeds are the same on every run; which third of the mutants is hunted changes with the day
+# (PART=0/1: all of them), on another core than the rest.
 PART ?= $(shell expr $$(date +%s) / 86400 % 3)/3
 fuzz: $(VENV)/.test
-	$(BIN)/python -m pytest tests/testing/test_corpus.py
 	@mkdir -p runs; $(BIN)/hisparse fuzz --mutants $(PART) --no-shrink >runs/mutants.txt 2>&1 & mutants=$$!; \
 	code=0; $(BIN)/hisparse explore || code=1; \
 	$(BIN)/hisparse fuzz --minutes 1 --no-marks || code=1; \
