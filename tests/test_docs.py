@@ -4,6 +4,7 @@ machines. `make docs` sees to links and anchors."""
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from hisparse.fsm.machines import MACHINES
@@ -29,3 +30,12 @@ def test_the_arrows_of_the_concepts_are_arrows_of_the_machines():
     drawn = re.findall(r"(?=\b([A-Z]+) ─+(\w+)─+► ([A-Z]+)\b)", text)
     drawn += [(a, t, b) for b, t, a in re.findall(r"(?=\b([A-Z]+) ◄─(\w+)─ ([A-Z]+)\b)", text)]
     assert len(drawn) >= 8 and set(drawn) <= arrows, set(drawn) - arrows
+
+
+def test_the_front_page_leads_to_every_page_and_names_the_extras_of_users():
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", text)) == pages
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = set(project["project"]["optional-dependencies"]) - {"test", "lint", "docs"}
+    assert extras and not [extra for extra in extras if not re.search(rf"\b{extra}\b", text)]

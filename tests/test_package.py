@@ -71,7 +71,7 @@ print(json.dumps({"file": hisparse.__file__, "codes": codes}))
 def dist(tmp_path_factory):
     """Paths of an sdist of this tree, and of the wheel made of the sdist."""
     tree = tmp_path_factory.mktemp("package") / "tree"
-    left_out = (".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
+    left_out = (".[!c]*", "runs", "build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*left_out))
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", tree / "out", tree],
@@ -106,6 +106,10 @@ def test_the_sdist_holds_what_its_wheel_and_its_tests_are_made_of(dist):
     for name in ("pyproject.toml", "LICENSE", "CHANGELOG.md", "docs/concepts.md"):
         assert name in inside
     assert {"tests/conftest.py", "tests/golden/format-1/recorded.json"} <= inside
+    for folder in (".ci", "docs", "examples", "schemas", "tests"):
+        here = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+        kept = {p.relative_to(ROOT).as_posix() for p in here if "__pycache__" not in p.parts}
+        assert kept and kept <= inside, kept - inside
 
 
 def test_name_version_and_entry_points(dist):

@@ -156,7 +156,8 @@ def rewound_pages_freed_before_readers_retire():
 
 @mutant
 def cached_over_sleep():
-    """What is cached on the GPU is still found after its memory was given up."""
+    """What is cached on the GPU is still found after its memory was given up (H02,
+    sleep-wake-breaks-offload)."""
 
     def nothing(state, cause):
         return
