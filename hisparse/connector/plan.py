@@ -94,6 +94,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     command: bytes
+    sizes: str
 
 
 _MESSAGES = msgspec.msgpack.Decoder(_Message)
@@ -109,6 +110,8 @@ class StepPlan:
     first_positions: tuple[int, ...]
     counts: tuple[int, ...]
     command: bytes
+    sizes: str = ""
+    """what the worker has to agree on: `connector.agreement`"""
     changes: Changes = Changes()
     """what `acknowledge` would have told before this plan; empty in a worker's process"""
 
@@ -149,6 +152,7 @@ class StepPlan:
             self.first_positions,
             self.counts,
             self.command,
+            self.sizes,
         )
         return msgspec.msgpack.encode(message)
 
@@ -161,4 +165,4 @@ class StepPlan:
             raise ProtocolError(
                 f"{len(data)} bytes are no StepPlan ({error}): pass what to_bytes() gave, unchanged"
             ) from error
-        return cls(m.step, m.requests, m.request_rows, m.starts, m.counts, m.command)
+        return cls(m.step, m.requests, m.request_rows, m.starts, m.counts, m.command, m.sizes)

@@ -20,6 +20,7 @@ import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import usable_config
+from hisparse.connector.agreement import agreed
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole, Rewound
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
@@ -71,6 +72,7 @@ class SchedulerConnector(HiSparseConnector):
                 opened.close()
             raise
         super().__init__(KVConnectorRole.SCHEDULER, coordinator=coordinator)
+        self._sizes = agreed(self.config)
         self._sessions = Sessions()
         self._planned: StepPlan | None = None
         self._admitted: list[Admitted] = []  # not told yet
@@ -238,6 +240,7 @@ class SchedulerConnector(HiSparseConnector):
             tuple(starts),
             tuple(counts),
             command,
+            self._sizes,
             changes,
         )
         return self._planned

@@ -27,10 +27,11 @@ import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import usable_config
+from hisparse.connector.agreement import agreed, check_agreed
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
-from hisparse.errors import UsageError
+from hisparse.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from hisparse.device.backend import Device, Sink
@@ -50,7 +51,8 @@ class WorkerConnector(HiSparseConnector):
         sink: gets the rank's own events.
         copy_fault: see `HiSparseWorker`.
 
-    Raises ConfigError, or DeviceError for a backend that is not there.
+    Raises ConfigError, also for a rank that ``config.ranks`` does not have, or DeviceError for a
+    backend that is not there.
     """
 
     def __init__(
@@ -68,6 +70,12 @@ class WorkerConnector(HiSparseConnector):
         from hisparse.device.worker import HiSparseWorker
 
         self.config = usable_config(config)
+        if type(rank) is not int or not 0 <= rank < self.config.ranks:
+            raise ConfigError(
+                f"rank={rank!r}: ranks={self.config.ranks}, so rank must be an int in "
+                f"0..{self.config.ranks - 1}"
+            )
+        self._sizes = agreed(self.config)
         self.device: Device = open_device(device) if isinstance(device, str) else device
         worker = HiSparseWorker(
             self.config,
@@ -91,7 +99,8 @@ class WorkerConnector(HiSparseConnector):
     def begin_step(self, plan: StepPlan | bytes) -> StepPlan:
         """Queue the plan's copies and table changes; from here on its rows are written and read.
 
-        Raises UsageError inside a step; ProtocolError for a plan that does not follow the last one.
+        Raises UsageError inside a step; ConfigError for a plan of a scheduler with another
+        configuration; ProtocolError for one that does not follow the last one.
         """
         if self._plan is not None:
             raise UsageError(
@@ -100,6 +109,7 @@ class WorkerConnector(HiSparseConnector):
             )
         if not isinstance(plan, StepPlan):
             plan = StepPlan.from_bytes(plan)
+        check_agreed(plan.sizes, self._sizes)
         from hisparse.device.exchange import joined
 
         with ExitStack() as stack:

@@ -4,6 +4,7 @@ that made it goes on, to the right bytes."""
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -341,7 +342,7 @@ def test_bytes_that_the_other_half_did_not_make_are_refused_and_change_nothing()
         with pytest.raises(ProtocolError, match="no StepPlan"):
             rank.begin_step(spoilt)
     with pytest.raises(ProtocolError, match="no message of a command"):
-        rank.begin_step(StepPlan(plan.step, (), (), (), (), b"\xc1"))
+        rank.begin_step(replace(plan, command=b"\xc1"))
     assert rank.worker.to_seq == 0 and not rank.in_step
     rank.begin_step(message)
     rank.abandon_step()

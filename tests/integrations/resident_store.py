@@ -40,7 +40,9 @@ class ResidentStore:
     def plan_step(self, wanted):
         counts = tuple(len(tokens) for tokens in wanted.values())
         starts = tuple(len(self.rows[request][0]) for request in wanted)
-        return StepPlan(0, tuple(wanted), (0,) * len(counts), starts, counts, b"", Changes())
+        return StepPlan(
+            0, tuple(wanted), (0,) * len(counts), starts, counts, b"", changes=Changes()
+        )
 
     def begin_step(self, plan):
         self.plan = plan
