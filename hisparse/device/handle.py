@@ -142,6 +142,7 @@ class IndexCache:
         self.views = tuple(views)
         self._device = device
         self._tables = tables
+        self._writes = self._reads = 0
 
     def write(self, group: int, rows: StepRows, data: Array) -> None:
         """Write uint8 ``[n, index_row_bytes]`` of `group`; like `HiSparseCacheHandle.write`."""
@@ -149,6 +150,7 @@ class IndexCache:
         data = _keep_rows(self._device, rows, data, view.span.row_bytes)
         table, kernels = self._tables[Table.INDEX], self._device.kernels
         owner = f"index group {group}"
+        self._writes += 1
         self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
 
     def keys(self, group: int, row: int, length: int) -> Pending:
@@ -158,6 +160,7 @@ class IndexCache:
         if not 0 <= length <= limit or not 0 <= row < self._tables.geometry.max_requests:
             raise UsageError(f"keys(row={row}, length={length}): at most {limit} positions a row")
         table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
+        self._reads += 1
         return self._device.produce(lambda: kernels.read_prefix(view, table, row, length, owner))
 
     def prefixes(self, group: int, rows: StepRows, limit: int) -> Pending:
@@ -169,7 +172,20 @@ class IndexCache:
         if not 0 <= limit <= most:
             raise UsageError(f"prefixes(limit={limit}): at most {most} positions a row")
         table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
+        self._reads += 1
         return self._device.produce(lambda: kernels.read_prefixes(view, table, rows, limit, owner))
+
+    def counted(self) -> tuple[int, int]:
+        """The counters, for who has to put them back."""
+        return self._writes, self._reads
+
+    def set_counted(self, counts: tuple[int, int]) -> None:
+        self._writes, self._reads = counts
+
+    def statistics(self) -> dict[str, int]:
+        """Over all groups, calls that wrote rows, and that read a prefix; calls that a graph
+        captured count once, however often it is replayed."""
+        return {"writes": self._writes, "reads": self._reads}
 
     def _view(self, group: int) -> PagedCacheView:
         if not 0 <= group < len(self.views):

@@ -15,6 +15,7 @@ import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.device.backend import Device
+from hisparse.device.handle import IndexCache
 from hisparse.device.layout import Geometry
 from hisparse.device.rows import StepRows
 from hisparse.device.runtime import HiSparseRuntime, IndexGroup
@@ -54,14 +55,14 @@ def dummy_step(
     limits: Capabilities,
     device: Device,
     groups: Sequence[IndexGroup],
-    runtimes: Sequence[HiSparseRuntime],
+    counters: Sequence[HiSparseRuntime | IndexCache],
     rows: int,
 ) -> Iterator[StepRows]:
     """Inside the `with`, caches take a step of `rows` padding rows. Waits for the device at its
     end. Raises UsageError if there are more rows than the rank takes."""
     if not 1 <= rows <= limits.rows:
         raise UsageError(f"warm_up({rows}): this rank takes 1..{limits.rows} rows in a step")
-    found = [runtime.counted() for runtime in runtimes]
+    found = [counter.counted() for counter in counters]
     under_way = [(group.step, group.calls, group.replayed) for group in groups]
     for group in groups:
         group.begin_step(max(group.step, 0))
@@ -73,5 +74,5 @@ def dummy_step(
         device.synchronize(device.compute)
         for group, (step, calls, replayed) in zip(groups, under_way, strict=True):
             group.step, group.calls, group.replayed = step, calls, replayed
-        for runtime, counts in zip(runtimes, found, strict=True):
-            runtime.set_counted(counts)
+        for counter, counts in zip(counters, found, strict=True):
+            counter.set_counted(counts)

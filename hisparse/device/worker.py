@@ -143,7 +143,9 @@ class HiSparseWorker:
         if self._stopped or self._step is not None:
             what = "the worker is closed" if self._stopped else f"inside step {self._step}"
             raise UsageError(f"rank {self.rank}: warm_up({rows}): {what}")
-        return dummy_step(self.capabilities, self.device, self.groups, self._runtimes, rows)
+        return dummy_step(
+            self.capabilities, self.device, self.groups, [*self._runtimes, self.index], rows
+        )
 
     # -- a step ----------------------------------------------------------------------------------
     def begin_step(self, command: SparseKVOffloadCommand) -> None:

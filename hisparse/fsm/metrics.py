@@ -74,6 +74,10 @@ class Metrics:
         self._prompts: dict[Key, int] = {}  # tokens of those who wait and will be looked up
         self._admitted = (-1, 0)  # row and cause of the last admission
 
+    def statistics(self) -> dict[str, int]:
+        """The counts by their names, `NAMES`: a copy, which later events do not change."""
+        return dict(self.counts)
+
     def take(self, event: ev.Event) -> None:
         handler = _HANDLERS.get(type(event))
         if handler is not None:

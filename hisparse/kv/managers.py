@@ -47,6 +47,15 @@ class SingleTypeKVCacheManager:
         """Table entries that name a block, in order."""
         return np.flatnonzero(self.state.table(Table(self.role))[row])
 
+    def statistics(self) -> dict[str, int]:
+        """Of all requests: `entries` of the table that name a block, and the `blocks` named, one
+        that several share once."""
+        table = self.state.table(Table(self.role))
+        return {
+            "entries": int(np.count_nonzero(table)),
+            "blocks": len(np.unique(table[table != 0])),
+        }
+
     def blocks(self, row: int, entries: I64) -> I64:
         named: I64 = self.state.table(Table(self.role))[row, entries].astype(np.int64)
         return named

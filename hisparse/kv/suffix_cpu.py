@@ -26,6 +26,7 @@ from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.lifecycle import end_request
 from hisparse.kv.publication import publish
 from hisparse.kv.rewind import rewind_to_page
+from hisparse.kv.statistics import pool_statistics
 
 
 class CpuSuffix:
@@ -152,6 +153,11 @@ class CpuSuffix:
                 yield from end_request(self.state, request.key, False, cause)
                 preempted.append(request.key)
         return preempted
+
+    def statistics(self) -> dict[str, int]:
+        """The tier's pages (`pool_statistics`), and its `copies` in flight: loads and stores."""
+        pages = pool_statistics(self.state)["suffix_pool"]
+        return pages | {"copies": len(self.state.suffix_copies)}
 
     def drop(self, cause: int) -> Decision[None]:
         old = self.state.suffix.evictable.ordered()

@@ -286,6 +286,17 @@ class HiSparseCache(Cache):  # type: ignore[misc]
             rows = self.backend.resolve(layer)
         return rows.view(self.format.dtype), self._chosen
 
+    def statistics(self) -> dict[str, int]:
+        """Of this batch: `lines`, and those that `ended`; `columns` of the rectangle, and in its
+        lines columns of `padding` and `rows` that are cached. The tiers' are the backend's."""
+        return {
+            "lines": len(self.lines),
+            "ended": sum(line.ended for line in self.lines),
+            "columns": self.columns,
+            "padding": sum(line.padding for line in self.lines),
+            "rows": sum(line.rows for line in self.lines),
+        }
+
     # -- requests ---------------------------------------------------------------------------------
     def finish(self, line: int) -> None:
         """Line `line` generated its last token: its memory is given back, and what is asked of it
