@@ -2,7 +2,7 @@
 
 HiSparseError
 ├── ConfigError          an option, file or trace line that cannot be used
-├── PolicyError          an answer of a residency policy that cannot be carried out
+├── PolicyError          a residency policy that raised, or whose answer cannot be carried out
 ├── CapacityError        a pool too small for what must fit in it
 ├── IllegalTransition    a trigger that its machine does not allow in the state it is in
 ├── StaleEpoch           an id whose epoch is not the one that the state holds
@@ -40,7 +40,8 @@ class CapacityError(ConfigError):
 
 
 class PolicyError(HiSparseError):
-    """A residency policy answered what its view forbids; the message names it and the bound."""
+    """A residency policy raised, or answered what its view forbids; the message names it, and the
+    line or the bound."""
 
 
 class IllegalTransition(HiSparseError):

@@ -142,6 +142,20 @@ def test_bad_option_is_one_line(args, says):
         assert text in line
 
 
+def test_what_a_policy_of_ones_own_does_is_its_fault_and_no_violation(tmp_path, monkeypatch):
+    (tmp_path / "own_policy.py").write_text(
+        "from hisparse.kv.policies import Hybrid\n"
+        "class NoChoice(Hybrid):\n"
+        "    def victims(self, view, need):\n"
+        "        return None\n"
+    )
+    (tmp_path / "no_policy.py").write_text("import hisparse\nhisparse.gone\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = error_of(call("run", *SMALL, "--policy", "own_policy:NoChoice"))
+    assert "policy NoChoice: victims() returned None" in line and "(own_policy.py:3)" in line
+    assert "cannot be imported (AttributeError" in error_of(call("run", "--policy", "no_policy:X"))
+
+
 def test_missing_trace(tmp_path):
     line = error_of(call("run", "--trace", tmp_path / "gone.jsonl"))
     assert "gone.jsonl" in line and "No such file" in line

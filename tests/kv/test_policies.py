@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from kv_rig import SchedulerRig, make_config
@@ -43,6 +47,45 @@ class Vandal(Hybrid):
     def victims(self, view, need):
         view.excess[:] = 99
         return []
+
+
+class Misspelt(Hybrid):
+    def victims(self, view, need):
+        return [(row, 1) for row in view.residnet]
+
+
+class Stops(Hybrid):
+    def victims(self, view, need):
+        yield np.argsort(view.excess, axis=7)
+
+
+class Short(Hybrid):
+    def victims(self, view):
+        return []
+
+
+class Nothing(Hybrid):
+    def victims(self, view, need):
+        return None
+
+
+class Halved(Hybrid):
+    def victims(self, view, need):
+        return [(0, view.excess[0] / 2)]
+
+
+class Rows(Hybrid):
+    def victims(self, view, need):
+        return np.flatnonzero(view.excess)
+
+
+class Asks(Hybrid):
+    def __init__(self, weight):
+        self.weight = weight
+
+
+class Mute(Hybrid):
+    choice = None
 
 
 OWN = f"{__name__}:Oldest"
@@ -120,6 +163,8 @@ def test_a_registered_name_is_as_good_and_cannot_be_taken_twice():
         ("no.such.module:Policy", "cannot be imported"),
         (f"{__name__}:Missing", "cannot be imported"),
         (f"{__name__}:squeezed", "must be a class like"),
+        (f"{__name__}:Asks", r"cannot be made \(TypeError: .*'weight'.*made without arguments"),
+        (f"{__name__}:Mute", "has choice=None and host_first=False"),
         ("collections:Counter", "without choice, host_first, victims, promotions"),
     ],
 )
@@ -129,16 +174,37 @@ def test_a_policy_that_is_none_is_refused_at_the_start(name, says):
 
 
 @pytest.mark.parametrize(
-    ("policy", "error", "says"),
+    ("policy", "says"),
     [
-        (Greedy, PolicyError, "stay within view.excess"),
-        (Fickle, PolicyError, "decides from its view alone"),
-        (Vandal, ValueError, "read-only"),
+        (Greedy, "stay within view.excess"),
+        (Fickle, "decides from its view alone"),
+        (Vandal, r"raised ValueError: .*read-only \(HERE"),
+        (Nothing, r"returned None, which is no sequence \(HERE.*\): return \(row, pages\) pairs"),
+        (Halved, r"returned \(0, .*\) among its answers \(HERE.*\): return \(row, pages\) pairs"),
+        (Rows, r"returned .* among its answers \(HERE"),
+        (Misspelt, r"raised AttributeError: .*'residnet' \(HERE"),
+        (Stops, r"raised AxisError: .* \(HERE"),
+        (Short, r"raised TypeError: .*takes 2 positional arguments but 3 were given \(HERE"),
     ],
 )
-def test_an_answer_that_cannot_be_carried_out_changes_nothing(policy, error, says):
-    with pytest.raises(error, match=says):
+def test_what_a_policy_raises_or_answers_amiss_names_it_and_its_line(policy, says):
+    here = re.escape(f"{Path(__file__).name}:")
+    with pytest.raises(PolicyError, match=says.replace("HERE", here)) as caught:
         squeezed(f"{__name__}:{policy.__name__}")
+    assert policy.__name__ in str(caught.value)
+    assert "raised" not in says or caught.value.__cause__ is not None
+
+
+def test_a_policy_that_raises_changes_nothing_and_its_line_is_that_of_the_fault():
+    rig = SchedulerRig(make_config(blocks=26, longest=48, name=f"{__name__}:Misspelt"))
+    for i in range(3):
+        rig.arrive(f"q{i}", list(range(100 * i, 100 * i + 8 + 4 * i)), 20)
+    line = inspect.getsourcelines(Misspelt.victims)[1] + 1
+    with pytest.raises(PolicyError, match=rf"test_policies\.py:{line}\)"):
+        for _ in range(20):
+            rig.step()
+    assert digest(fold(rig.config, rig.log.read(1))) == rig.coordinator.digest()
+    assert not rig.events(ev.PolicyChosen)
 
 
 def test_a_log_replays_where_the_policy_is_not_installed():

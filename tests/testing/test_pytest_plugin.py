@@ -92,6 +92,24 @@ def test_a_failure_shows_seed_witness_and_how_to_see_it_again(project):
     assert f"seed {seed}: PolicyError" in once.stdout.str()
 
 
+def test_what_a_policy_raises_is_told_with_its_line(project):
+    project.makepyfile(
+        policies=documented("policies.py").replace("view.live[row]]", "view.lives[row]]"),
+        test_it="""
+        from policies import Halves
+
+        def test_it(hisparse_sim):
+            hisparse_sim(policy=Halves, steps=30, seeds=range(3), ranks=1, faults="requests")
+        """,
+    )
+    text = project.run_tests().stdout.str()
+    assert re.search(
+        r"seed \d+: PolicyError at seq \d+: policy Halves: victims\(\) raised AttributeError: .*"
+        r"'lives' \(policies\.py:\d+\)\n",
+        text,
+    )
+
+
 def test_options_say_which_worlds(project):
     project.makepyfile(
         test_it="""

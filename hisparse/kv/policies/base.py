@@ -2,14 +2,17 @@
 
 Holds at its edges: a view cannot be written through (its arrays refuse), and an answer that the
 promises do not allow raises PolicyError with the policy, the row and the bound; with checks on,
-each question is asked twice, and two answers that differ raise too.
+each question is asked twice, and two answers that differ raise too. Whatever a policy raises, or
+answers that is no number, is a PolicyError that names policy, method, file and line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from operator import index
+from reprlib import repr as shortened
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +121,7 @@ def ask_victims(
 ) -> Sequence[tuple[int, int]]:
     """The policy's answer, checked against the promises. Raises PolicyError."""
     view = PolicyView(state, resource)
-    found = _ask(policy, state, lambda: [(int(r), int(n)) for r, n in policy.victims(view, need)])
+    found = _ask(policy, state, "victims", (view, need), _pair)
     left = view.excess.tolist()
     for row, pages in found:
         if not 0 <= row < len(left) or not 0 <= pages <= left[row]:
@@ -134,7 +137,7 @@ def ask_victims(
 def ask_promotions(policy: ResidencyPolicy, state: State) -> Sequence[int]:
     """The policy's answer, each row once and live. Raises PolicyError."""
     view = PolicyView(state, "promotion")
-    found = _ask(policy, state, lambda: [int(row) for row in policy.promotions(view)])
+    found = _ask(policy, state, "promotions", (view,), index)
     for row in found:
         if not 0 <= row < len(view.live) or not view.live[row] or found.count(row) > 1:
             raise PolicyError(
@@ -144,11 +147,77 @@ def ask_promotions(policy: ResidencyPolicy, state: State) -> Sequence[int]:
     return found
 
 
-def _ask(policy: ResidencyPolicy, state: State, question: Callable[[], Answer]) -> Answer:
-    answer = question()
-    if state.config.checks == "on" and (again := question()) != answer:
+def _pair(answer: Any) -> tuple[int, int]:
+    row, pages = answer
+    return index(row), index(pages)
+
+
+WANTED = {"victims": "(row, pages) pairs of ints", "promotions": "rows, which are ints"}
+
+
+def _ask(
+    policy: ResidencyPolicy,
+    state: State,
+    method: str,
+    given: tuple[Any, ...],
+    read: Callable[[Any], Answer],
+) -> list[Answer]:
+    answer = _answer(policy, method, given, read)
+    if state.config.checks == "on" and (again := _answer(policy, method, given, read)) != answer:
         raise PolicyError(
             f"policy {type(policy).__name__} answered {answer}, then {again} to the same question: "
             "a policy decides from its view alone"
         )
     return answer
+
+
+def _answer(
+    policy: ResidencyPolicy, method: str, given: tuple[Any, ...], read: Callable[[Any], Answer]
+) -> list[Answer]:
+    """What the policy says, as ints. Raises PolicyError from whatever it raised."""
+    told = f"policy {type(policy).__name__}: {method}()"
+    try:
+        answer = getattr(policy, method)(*given)
+        items = list(answer) if isinstance(answer, Iterable) else None  # it may be a generator
+    except Exception as error:
+        place = _raised_at(error) or _defined_at(policy, method)
+        raise PolicyError(f"{told} raised {type(error).__name__}: {error}{place}") from error
+    place = _defined_at(policy, method)
+    if items is None:
+        raise PolicyError(
+            f"{told} returned {shortened(answer)}, which is no sequence{place}: return "
+            f"{WANTED[method]}, or () for nothing"
+        )
+    found = []
+    for item in items:
+        try:
+            found.append(read(item))
+        except (TypeError, ValueError) as error:
+            raise PolicyError(
+                f"{told} returned {shortened(item)} among its answers{place}: return "
+                f"{WANTED[method]}"
+            ) from error
+    return found
+
+
+def _raised_at(error: Exception) -> str:
+    """The innermost line of the file that was called, as `` (file.py:12)``: what that file gave to
+    numpy or to the view is its own doing. Empty if the call did not get as far as that file."""
+    at = error.__traceback__ and error.__traceback__.tb_next
+    if at is None:
+        return ""
+    file, line = at.tb_frame.f_code.co_filename, at.tb_lineno
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == file:
+            line = at.tb_lineno
+        at = at.tb_next
+    return _place(file, line)
+
+
+def _defined_at(policy: ResidencyPolicy, method: str) -> str:
+    code = getattr(getattr(policy, method), "__code__", None)
+    return "" if code is None else _place(code.co_filename, code.co_firstlineno)
+
+
+def _place(file: str, line: int) -> str:
+    return f" ({file.rpartition('/')[2]}:{line})"

@@ -64,16 +64,32 @@ def resolve(name: str) -> ResidencyPolicy:
             raise ConfigError(
                 f"policy={name!r} is unknown: use one of {', '.join(names())}, or module:Class"
             )
-        return _REGISTERED[name]()
+        return _made(name, _REGISTERED[name])
     try:
         policy = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module does when it is imported
         raise ConfigError(
-            f"policy={name!r} cannot be imported ({error}): give module:Class of a class that "
-            "Python finds"
+            f"policy={name!r} cannot be imported ({type(error).__name__}: {error}): give "
+            "module:Class of a class that Python finds"
         ) from error
     _check(name, policy)
-    made: ResidencyPolicy = policy()
+    return _made(name, policy)
+
+
+def _made(name: str, policy: type[ResidencyPolicy]) -> ResidencyPolicy:
+    try:
+        made = policy()
+        choice, host_first = made.choice, made.host_first
+    except Exception as error:
+        raise ConfigError(
+            f"policy={name!r} cannot be made ({type(error).__name__}: {error}): it is made without "
+            "arguments"
+        ) from error
+    if not isinstance(choice, str) or not isinstance(host_first, bool):
+        raise ConfigError(
+            f"policy={name!r} has choice={choice!r} and host_first={host_first!r}: a choice is a "
+            "word, host_first True or False"
+        )
     return made
 
 
