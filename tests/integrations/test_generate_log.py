@@ -8,11 +8,11 @@ pytest.importorskip("transformers")
 
 import torch
 from click.testing import CliRunner
-from generate_rig import generate, prompts, tiers
+from generate_rig import generate, over, prompts, tiers
 
 from hisparse.cli import cli
 from hisparse.integrations.transformers import HiSparseCache
-from hisparse.integrations.transformers.tiny import tiny_model
+from hisparse.integrations.transformers.tiny import MODEL_TYPES, tiny_model
 
 
 def test_turns_that_share_a_prefix_are_checked_and_replayed_from_their_log(tmp_path):
@@ -34,8 +34,21 @@ def test_turns_that_share_a_prefix_are_checked_and_replayed_from_their_log(tmp_p
     counts, live = backend.coordinator.metrics.counts, backend.coordinator.digest()
     assert counts["prefix_hit_pages"] > 40 and counts["restores"] > 5
 
-    checked = CliRunner().invoke(cli, ["check", str(tmp_path / "log")])
-    assert checked.exit_code == 0, checked.output
-    replayed = CliRunner().invoke(cli, ["replay", str(tmp_path / "log")])
-    assert replayed.exit_code == 0, replayed.output
-    assert live in replayed.output
+    log_answers(tmp_path / "log", live)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODEL_TYPES if kind != "glm_moe_dsa"])
+def test_a_padded_batch_of_each_other_kind_is_checked_and_replayed_from_its_log(kind, tmp_path):
+    model, (ids, mask) = tiny_model(kind, seed=1), prompts()
+    with tiers(model, log=tmp_path / "log") as backend:
+        over(model, backend, ids, mask, 16, eos_token_id=-1)
+    assert backend.coordinator.metrics.counts["spills"] > 5
+    log_answers(tmp_path / "log", backend.coordinator.digest())
+
+
+def log_answers(log, live):
+    """`check` finds nothing in it, and `replay` ends at the digest of the live state."""
+    for verb in ("check", "replay"):
+        done = CliRunner().invoke(cli, [verb, str(log)])
+        assert done.exit_code == 0, (verb, done.output)
+    assert live in done.output
