@@ -30,7 +30,7 @@ from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waitin
 from hisparse.connector.scheduler import SchedulerConnector, Wanted
 from hisparse.connector.sessions import RequestRef
 from hisparse.connector.worker import WorkerConnector
-from hisparse.device import open_device
+from hisparse.device import as_device
 from hisparse.device.host_demand import check_node
 from hisparse.device.host_limits import read_limits
 from hisparse.errors import ConfigError, UsageError
@@ -81,11 +81,13 @@ class HiSparseBackend:
                 "1; several have a WorkerConnector each, and one SchedulerConnector",
                 {"ranks": 1},
             )
+        if log is not None and not isinstance(log, str | Path) and not hasattr(log, "append"):
+            raise UsageError(f"log={log!r} must be a directory, as str or Path, or an EventLog")
         if isinstance(log, str | Path):
             kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
             config, log = config.model_copy(update={"log": kept}), None
         self.config = config
-        device = open_device(device) if isinstance(device, str) else device
+        device = as_device(device)
         if device.name == "cuda":  # its host pools are pinned: no byte more than there is
             check_node(config, read_limits())
         self._plan: StepPlan | None = None

@@ -58,6 +58,11 @@ def usable_config(config: HiSparseConfig | Mapping[str, Any]) -> HiSparseConfig:
 
     Raises ConfigError that names field, value and fix; also for a policy without a host tier.
     """
+    if not isinstance(config, HiSparseConfig | Mapping):
+        raise ConfigError(
+            f"config={config!r} must be a HiSparseConfig, or a mapping of its sections: "
+            "HiSparseConfig.load(path) reads a file"
+        )
     made = check_capacity(config) if isinstance(config, HiSparseConfig) else checked_config(config)
     if not made.offload:
         raise ConfigError(

@@ -19,6 +19,7 @@ from hisparse.connector.base import (
     Rewound,
     SupportsHMA,
 )
+from hisparse.connector.plan import shown
 from hisparse.errors import ProtocolError, UsageError
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.project import project
@@ -37,8 +38,8 @@ T = TypeVar("T")
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"{len(data)} bytes are no message of {what} ({error})") from error
+    except (msgspec.DecodeError, TypeError) as error:
+        raise ProtocolError(f"{shown(data)} no message of {what} ({error})") from error
 
 
 class HiSparseConnector(KVConnectorBase_V1, SupportsHMA):

@@ -97,6 +97,11 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
     sizes: str
 
 
+def shown(data: object) -> str:
+    """The subject of what an error says about a message: how many bytes, or what else it is."""
+    return f"{len(data)} bytes are" if isinstance(data, bytes) else f"{data!r} is"
+
+
 _MESSAGES = msgspec.msgpack.Decoder(_Message)
 
 
@@ -161,8 +166,8 @@ class StepPlan:
         """Raises ProtocolError for bytes that `to_bytes` did not make."""
         try:
             m = _MESSAGES.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, TypeError) as error:
             raise ProtocolError(
-                f"{len(data)} bytes are no StepPlan ({error}): pass what to_bytes() gave, unchanged"
+                f"{shown(data)} no StepPlan ({error}): pass what to_bytes() gave, unchanged"
             ) from error
         return cls(m.step, m.requests, m.request_rows, m.starts, m.counts, m.command, m.sizes)

@@ -24,7 +24,7 @@ from hisparse.connector.agreement import agreed
 from hisparse.connector.base import KVConnectorOutput, KVConnectorRole, Rewound
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
-from hisparse.connector.sessions import RequestRef, Session, Sessions, token_ids
+from hisparse.connector.sessions import RequestRef, Session, Sessions, is_count, token_ids
 from hisparse.errors import UsageError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
@@ -55,16 +55,7 @@ class SchedulerConnector(HiSparseConnector):
         self, config: HiSparseConfig | Mapping[str, Any], *, log: EventLog | None = None
     ) -> None:
         self.config = usable_config(config)
-        opened = (
-            log
-            if log is not None
-            else open_log(
-                self.config.log,
-                Codec(EVENT_TYPES),
-                stream="scheduler",
-                config_json=self.config.model_dump_json(),
-            )
-        )
+        opened = self._opened(log)
         try:
             coordinator = HiSparseCoordinator(self.config, opened)
         except BaseException:
@@ -76,6 +67,30 @@ class SchedulerConnector(HiSparseConnector):
         self._sessions = Sessions()
         self._planned: StepPlan | None = None
         self._admitted: list[Admitted] = []  # not told yet
+
+    def _opened(self, log: EventLog | None) -> EventLog:
+        """`log`, or a fresh one as the configuration asks for it."""
+        if log is not None:
+            if not hasattr(log, "committed_seq"):
+                raise UsageError(
+                    f"log={log!r} is no EventLog: a directory is named by log.dir, with log.mode "
+                    "'disk', in the configuration"
+                )
+            return log
+        opened = open_log(
+            self.config.log,
+            Codec(EVENT_TYPES),
+            stream="scheduler",
+            config_json=self.config.model_dump_json(),
+        )
+        if opened.next_seq != 1:
+            opened.close()
+            raise UsageError(
+                f"log.dir={str(self.config.log.dir)!r} already holds a log of {opened.last_seq} "
+                "events: give an empty directory, or remove it (HiSparseCoordinator.recover goes "
+                "on from it)"
+            )
+        return opened
 
     # -- requests ---------------------------------------------------------------------------------
     def admit(
@@ -178,6 +193,11 @@ class SchedulerConnector(HiSparseConnector):
     def check_wanted(self, wanted: Mapping[Any, Wanted]) -> list[Asked]:
         """The first half of `plan_step`, which changes nothing and raises its errors."""
         self.check_between("plan_step")
+        if not isinstance(wanted, Mapping):
+            raise UsageError(
+                f"plan_step: wanted={wanted!r} must be a mapping, {{request: rows}}; {{}} for a "
+                "step without rows"
+            )
         asked = [self._check_one(ref, want) for ref, want in wanted.items()]
         if len({session.request for session, _, _ in asked}) < len(asked):
             names = [session.request for session, _, _ in asked]
@@ -200,6 +220,10 @@ class SchedulerConnector(HiSparseConnector):
                 "out until Changes.admitted names it"
             )
         told: list[int] = []
+        if isinstance(want, bool):
+            raise UsageError(
+                f"plan_step: request {name!r} wants {want}: pass a number of rows, or their tokens"
+            )
         if not isinstance(want, int | np.integer):
             told = token_ids(want, f"plan_step: tokens of {name!r}").tolist()
             want = len(told)
@@ -259,6 +283,11 @@ class SchedulerConnector(HiSparseConnector):
         plan = self._planned
         if plan is None:
             raise UsageError("end_step: no step is planned: plan_step comes first")
+        if not isinstance(accepted, Mapping | None):
+            raise UsageError(
+                f"end_step: accepted={accepted!r} must be a mapping, {{request: rows}}, or None "
+                "for all"
+            )
         counts = dict(zip(plan.requests, plan.counts, strict=True))
         for ref, n in (accepted or {}).items():
             name = ref if isinstance(ref, str) else self._sessions.find(ref, "end_step").request
@@ -267,7 +296,7 @@ class SchedulerConnector(HiSparseConnector):
                     f"end_step: request {name!r} has no row in step {plan.step}: it has those of "
                     f"{list(plan.requests)}"
                 )
-            if not isinstance(n, int | np.integer) or not 0 <= n <= plan.granted[name]:
+            if not is_count(n) or not 0 <= n <= plan.granted[name]:
                 raise UsageError(
                     f"end_step: request {name!r} accepts {n!r} rows of the {plan.granted[name]} "
                     f"granted: use 0..{plan.granted[name]}"

@@ -19,6 +19,7 @@ from hisparse.fsm.state import Key
 from hisparse.kv.prefix import PageHasher
 
 SALT_BYTES_MAX = 64
+TOKEN_MAX = (1 << 63) - 1
 
 RequestRef = str | Admitted | Waiting
 
@@ -77,18 +78,26 @@ class Sessions(dict[str, Session]):
         tokens = token_ids(prompt, f"admit({request!r}): prompt")
         if not len(tokens):
             raise UsageError(f"admit({request!r}): the prompt is empty: pass at least 1 token")
-        if not isinstance(max_new, int | np.integer) or max_new < 1:
+        if not is_count(max_new) or max_new < 1:
             raise UsageError(
                 f"admit({request!r}): max_new={max_new!r} must be an int of at least 1"
             )
-        if not isinstance(salt, bytes) or len(salt) > SALT_BYTES_MAX:
-            raise UsageError(f"admit({request!r}): salt must be at most {SALT_BYTES_MAX} bytes")
+        if not isinstance(salt, bytes):
+            raise UsageError(f"admit({request!r}): salt={salt!r} must be bytes")
+        if len(salt) > SALT_BYTES_MAX:
+            raise UsageError(
+                f"admit({request!r}): salt has {len(salt)} bytes, must be at most {SALT_BYTES_MAX}"
+            )
         return tokens
 
     def find(self, ref: RequestRef, verb: str) -> Session:
         """Who `ref` names. Raises UsageError, or StaleEpoch where its id is another's by now."""
         request = ref if isinstance(ref, str) else getattr(ref, "request", None)
-        session = self.get(request) if isinstance(request, str) else None
+        if not isinstance(request, str):
+            raise UsageError(
+                f"{verb}: {ref!r} names no request: pass its id, a string, or what admit() answered"
+            )
+        session = self.get(request)
         if session is None:
             raise UsageError(
                 f"{verb}: request {request!r} is not here: it was never admitted, or has ended; "
@@ -115,4 +124,14 @@ def token_ids(values: Any, what: str) -> np.ndarray:
         raise UsageError(f"{what} must be integers [n]: {error}") from error
     if made.ndim != 1 or not (made.size == 0 or np.issubdtype(made.dtype, np.integer)):
         raise UsageError(f"{what} is {made.dtype}{list(made.shape)}, must be integers [n]")
+    wrong = np.flatnonzero((made < 0) | (made > TOKEN_MAX))
+    if wrong.size:
+        raise UsageError(
+            f"{what}[{wrong[0]}] is {made[wrong[0]]}: ids of tokens must be in 0..{TOKEN_MAX}"
+        )
     return made.astype(np.int64)
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a number of something: True and False are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

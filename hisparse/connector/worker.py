@@ -31,6 +31,7 @@ from hisparse.connector.agreement import agreed, check_agreed
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
+from hisparse.connector.sessions import is_count
 from hisparse.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class WorkerConnector(HiSparseConnector):
         sink: Sink | None = None,
         copy_fault: CopyFault | None = None,
     ) -> None:
-        from hisparse.device import open_device
+        from hisparse.device import as_device
         from hisparse.device.worker import HiSparseWorker
 
         self.config = usable_config(config)
@@ -76,7 +77,7 @@ class WorkerConnector(HiSparseConnector):
                 f"0..{self.config.ranks - 1}"
             )
         self._sizes = agreed(self.config)
-        self.device: Device = open_device(device) if isinstance(device, str) else device
+        self.device: Device = as_device(device)
         worker = HiSparseWorker(
             self.config,
             self.device,
@@ -147,7 +148,7 @@ class WorkerConnector(HiSparseConnector):
         uint8 ``[length, index_row_bytes]``. Raises UsageError before `write_index` of the group."""
         plan = self._begun("index_keys")
         self._check_group(group, "index_keys")
-        if request not in plan.granted:
+        if not isinstance(request, str) or request not in plan.granted:
             raise UsageError(
                 f"index_keys: request {request!r} has no row in step {plan.step}: it has those of "
                 f"{list(plan.requests)}"
@@ -267,14 +268,16 @@ class WorkerConnector(HiSparseConnector):
         return self._plan
 
     def _handle(self, layer: int, verb: str) -> Any:
-        if not 0 <= layer < len(self.worker.handles):
-            raise UsageError(f"{verb}: layer={layer} must be in 0..{len(self.worker.handles) - 1}")
+        if not is_count(layer) or not 0 <= layer < len(self.worker.handles):
+            raise UsageError(
+                f"{verb}: layer={layer!r} must be in 0..{len(self.worker.handles) - 1}"
+            )
         return self.worker.handles[layer]
 
     def _check_group(self, group: int, verb: str) -> None:
         groups = len(self.config.layout.index_groups)
-        if not 0 <= group < groups:
-            raise UsageError(f"{verb}: group={group} must be in 0..{groups - 1}")
+        if not is_count(group) or not 0 <= group < groups:
+            raise UsageError(f"{verb}: group={group!r} must be in 0..{groups - 1}")
 
     def _given(
         self, array: Any, what: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = ("uint8",)

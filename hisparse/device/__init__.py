@@ -28,3 +28,16 @@ def open_device(name: str, *, seed: int = 0, lag: float = 0.5, run_ahead: int = 
 
         return CudaDevice()
     raise ConfigError(f"device={name!r} is unknown: use one of {', '.join(USABLE)}")
+
+
+def as_device(device: Device | str) -> Device:
+    """`device`, opened if it is a name. Raises as `open_device` does, and ConfigError for what is
+    neither."""
+    if isinstance(device, str):
+        return open_device(device)
+    if not hasattr(device, "allocate_pinned"):
+        raise ConfigError(
+            f"device={device!r} is no backend: pass its name, one of {', '.join(USABLE)}, or what "
+            "open_device answered"
+        )
+    return device

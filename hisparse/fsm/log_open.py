@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from hisparse.config import LogConfig
-from hisparse.errors import UsageError
+from hisparse.errors import LogError, UsageError
 from hisparse.fsm.codec import Codec
 from hisparse.fsm.log import EventLog, MemoryLog
 from hisparse.fsm.log_disk import DiskLog
@@ -31,13 +31,16 @@ def open_log(
 ) -> EventLog:
     """The log that `config` asks for. `stream` names its directory: ``scheduler``, ``rank-0``.
 
-    Raises UsageError for a stream name that is no plain file name, LogError as `DiskLog` does.
+    Raises UsageError for a stream name that is no plain file name, LogError as `DiskLog` does
+    and for a directory that is a file.
     """
     if not _STREAM.fullmatch(stream):
         raise UsageError(f"stream={stream!r} must match {_STREAM.pattern}")
     if config.mode != "disk":
         return MemoryLog(0 if config.mode == "off" else config.ring_events)
     assert config.dir is not None  # LogConfig refuses disk mode without it
+    if config.dir.is_file():
+        raise LogError(f"log.dir={str(config.dir)!r} is a file: give a directory, or another name")
     return DiskLog(
         config.dir / stream,
         codec,

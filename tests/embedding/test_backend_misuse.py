@@ -101,13 +101,27 @@ MISUSE = {
     "admit a ragged batch": ("idle", lambda w: w.backend.admit("n", [[1], [2, 3]], 5), "integers"),
     "admit no new token": ("idle", lambda w: w.backend.admit("n", PROMPT, 0), "at least 1"),
     "a long salt": ("idle", lambda w: w.backend.admit("n", [1], 1, salt=b"s" * 65), "most 64"),
+    "admit a token below 0": (
+        "idle",
+        lambda w: w.backend.admit("n", [3, -1], 5),
+        r"prompt\[1\] is -1",
+    ),
+    "admit a token of 64 bits": (
+        "idle",
+        lambda w: w.backend.admit("n", np.array([1 << 63], np.uint64), 5),
+        "is 9223372036854775808",
+    ),
+    "admit True new tokens": ("idle", lambda w: w.backend.admit("n", [1], True), "max_new=True"),
+    "a salt of no bytes": ("idle", lambda w: w.backend.admit("n", [1], 1, salt=5), "salt=5 must"),
+    "abort a number": ("idle", lambda w: w.backend.abort(3), "abort: 3 names no request"),
+    "confirm a list": ("idle", lambda w: w.backend.confirmed(["a"]), r"\['a'\] names no request"),
     "finish a stranger": ("idle", lambda w: w.backend.finish("x"), r"those here are \['a', 'w'\]"),
     "finish who waits": ("idle", lambda w: w.backend.finish("w"), "must be DECODE"),
     "preempt who waits": ("idle", lambda w: w.backend.preempt("w"), "must be ADMITTED"),
     "abort a stranger": ("idle", lambda w: w.backend.abort("x"), "never admitted, or has ended"),
     "preempt a stranger": ("idle", lambda w: w.backend.preempt("x"), "never admitted"),
     "confirm a stranger": ("idle", lambda w: w.backend.confirmed("x"), "never admitted"),
-    "finish None": ("idle", lambda w: w.backend.finish(None), "never admitted"),
+    "finish None": ("idle", lambda w: w.backend.finish(None), "None names no request"),
     "finish a stale epoch": ("idle", lambda w: w.backend.finish(w.stale), OWN),
     "abort a stale epoch": ("written", lambda w: w.backend.abort(w.stale), OWN),
     "plan a stale epoch": ("idle", lambda w: w.backend.plan_step({w.stale: 1}), OWN),
@@ -117,6 +131,11 @@ MISUSE = {
     "plan no row": ("idle", lambda w: w.backend.plan_step({"a": 0}), r"1\.\.28 would do"),
     "plan too many rows": ("idle", lambda w: w.backend.plan_step({"a": 29}), r"1\.\.28 would do"),
     "plan a long step": ("idle", lambda w: w.backend.plan_step({"a": LONGEST}), "would do"),
+    "plan a number": ("idle", lambda w: w.backend.plan_step({5: 1}), "5 names no request"),
+    "plan a list": ("idle", lambda w: w.backend.plan_step(["a"]), r"wanted=\['a'\] must be"),
+    "plan None": ("idle", lambda w: w.backend.plan_step(None), "must be a mapping"),
+    "plan True rows": ("idle", lambda w: w.backend.plan_step({"a": True}), "wants True"),
+    "plan a token below 0": ("idle", lambda w: w.backend.plan_step({"a": [-7]}), r"\[0\] is -7"),
     "plan other tokens": ("idle", lambda w: w.backend.plan_step({"a": [[1, 2]]}), "integers"),
     "plan twice": ("planned", lambda w: w.backend.plan_step({"a": 1}), END),
     "plan within": ("written", lambda w: w.backend.plan_step({}), END),
@@ -141,6 +160,8 @@ MISUSE = {
     "end with some rows": ("written", lambda w: w.backend.end_step(), r"groups \[1\].*abandon"),
     "accept more": ("computed", lambda w: w.backend.end_step({"a": 2}), r"use 0\.\.1"),
     "accept less than none": ("computed", lambda w: w.backend.end_step({"a": -1}), r"use 0\.\.1"),
+    "accept True": ("computed", lambda w: w.backend.end_step({"a": True}), "accepts True rows"),
+    "accept a list": ("computed", lambda w: w.backend.end_step(["a"]), "must be a mapping"),
     "accept a stranger": ("computed", lambda w: w.backend.end_step({"w": 1}), r"\['a'\]"),
     "accept a stale one": ("computed", lambda w: w.backend.end_step({w.stale: 1}), OWN),
     # rows
@@ -148,6 +169,7 @@ MISUSE = {
     "write before": ("planned", lambda w: w.backend.write(0, w.zeros(ROW)), BEGIN),
     "write no layer": ("begun", lambda w: w.backend.write(3, w.zeros(ROW)), r"0\.\.2"),
     "write layer -1": ("begun", lambda w: w.backend.write(-1, w.zeros(ROW)), r"0\.\.2"),
+    "write layer '0'": ("begun", lambda w: w.backend.write("0", w.zeros(ROW)), "layer='0' must"),
     "write narrow": ("begun", lambda w: w.backend.write(0, w.zeros(ROW - 1)), rf"\[1, {ROW}\]"),
     "write more": ("begun", lambda w: w.backend.write(0, w.zeros(ROW, 2)), rf"\[1, {ROW}\]"),
     "write floats": (
@@ -178,6 +200,8 @@ MISUSE = {
     ),
     "index no group": ("begun", lambda w: w.backend.write_index(2, w.zeros(INDEX_ROW)), r"0\.\.1"),
     "index wide": ("begun", lambda w: w.backend.write_index(0, w.zeros(ROW)), r"\[1, 8\]"),
+    "index None": ("begun", lambda w: w.backend.write_index(None, w.zeros(8)), "group=None must"),
+    "keys of a list": ("written", lambda w: w.backend.index_keys(0, ["a"]), "has no row in step"),
     "keys outside": ("idle", lambda w: w.backend.index_keys(0, "a"), BEGIN),
     "keys unwritten": ("written", lambda w: w.backend.index_keys(1, "a"), INDEX),
     "keys of nobody": ("written", lambda w: w.backend.index_keys(0, "w"), r"those of \['a'\]"),
@@ -303,7 +327,9 @@ def test_two_engines_do_not_share_a_log(tmp_path):
         assert before == (backend.coordinator.digest(), backend.coordinator.log.last_seq)
         engine.decode("a")
     for _ in range(2):  # who was refused holds no lock
-        with pytest.raises(UsageError, match="use a fresh one"):
+        with pytest.raises(
+            UsageError, match=r"one' already holds a log of .* give an empty directory"
+        ):
             HiSparseBackend(settings(), log=tmp_path / "one")
 
 
@@ -338,7 +364,7 @@ def test_bytes_that_the_other_half_did_not_make_are_refused_and_change_nothing()
     scheduler.admit("a", PROMPT, 8)
     plan = scheduler.plan_step({"a": 8})
     message = plan.to_bytes()
-    for spoilt in (b"", b"\xc1", message[:-1], message[1:], b"\x90"):
+    for spoilt in (b"", b"\xc1", message[:-1], message[1:], b"\x90", "junk", None):
         with pytest.raises(ProtocolError, match="no StepPlan"):
             rank.begin_step(spoilt)
     with pytest.raises(ProtocolError, match="no message of a command"):
@@ -348,7 +374,7 @@ def test_bytes_that_the_other_half_did_not_make_are_refused_and_change_nothing()
     rank.abandon_step()
     scheduler.end_step({"a": 0})
     digest = scheduler.coordinator.digest()
-    for spoilt in (b"\xc1", b"\x93", message):
+    for spoilt in (b"\xc1", b"\x93", message, "junk", [1]):
         with pytest.raises(ProtocolError, match="no message of acknowledgements"):
             scheduler.acknowledge(spoilt)
     assert scheduler.coordinator.digest() == digest
