@@ -271,6 +271,8 @@ def test_tail_follows_a_writer_of_another_process(tmp_path, recorded):
         [sys.executable, "-u", "-m", "hisparse", "log", "tail", "-f", str(tmp_path), "--json"],
         stdout=subprocess.PIPE,
         text=True,
+        # a job in a shell's background ignores it, and so would what it starts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert json.loads(process.stdout.readline())["now_us"] == 1

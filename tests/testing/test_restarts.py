@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from kinds_rig import found_by
+from mutants.logs import a_lost_rank_comes_back_to_full_caches
 
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.errors import LogDamage, ProtocolError, UsageError
@@ -20,7 +21,7 @@ from hisparse.fsm.rank_order import RankOrder
 from hisparse.fsm.snapshot import restore, snapshot
 from hisparse.fsm.state import digest
 from hisparse.fsm.wire import Ack, AckKind, Acknowledgements
-from hisparse.kv import interruptions, restart
+from hisparse.kv import restart
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing.atlas.scheduler import SchedulerCrash
 from hisparse.testing.replica import SimReplica
@@ -268,7 +269,7 @@ def test_a_log_with_a_gap_is_not_gone_on_with():
 
 
 def test_caches_that_outlive_a_lost_rank_are_read_as_other_bytes():
-    with mock.patch.object(interruptions, "drop_all", lambda state, suffix, cause: iter(())):
+    with a_lost_rank_comes_back_to_full_caches():
         assert found_by("rank_crash", seeds=60, steps=120) == "content"
 
 
