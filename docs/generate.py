@@ -46,9 +46,7 @@ Every fault is told at once, with the field, the value, where it is from and wha
 that nobody knows is one, with the nearest that is known. `hisparse config hisparse.toml` shows each
 value with where it is from, and the sizes that follow from them.
 
-`hisparse run --config FILE` takes the same file and environment, and its options stand above both.
-What it decides itself it refuses ({decided}). Its own options are the section `run`, which an
-engine passes over.
+This file is an engine's:
 
 ```toml
 [pools]
@@ -67,6 +65,28 @@ hot_rows = 4096
 
 [schedule]
 max_model_len = 65536
+```
+
+`hisparse run --config FILE` takes files of this form and the same environment, and its options
+stand above both. What a run decides itself its file leaves out; a run refuses it, with exit code 2:
+
+| left out of a run's file | because |
+|---|---|
+{decided}
+
+Its own options are the section `run`, which an engine passes over. This file is a run's:
+
+```toml
+[run]
+requests = 8
+scale = 0.02
+
+[pools]
+host_pool_gib = 0.125
+
+[policy]
+hot_rows = 48
+watermark_blocks = 2
 ```
 """
 
@@ -104,7 +124,7 @@ def rows_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> str:
 
 def configuration() -> str:
     """docs/configuration.md."""
-    decided = ", ".join(f"`{name}`" for name in DECIDED)
+    decided = "\n".join(f"| `{name}` | {why} |" for name, why in DECIDED.items())
     parts = [CONFIGURATION.replace("{decided}", decided)]
     for name, field in HiSparseConfig.model_fields.items():
         if is_section(field.annotation):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+REQUIRED = "Field required"  # as pydantic says it
+
+
 def checked_config(
     data: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> HiSparseConfig:
@@ -39,15 +42,15 @@ def checked_config(
             config = packed(HiSparseConfig.model_validate(with_fixes(data, fixes)))
             check_capacity(config)
         except ValidationError as error:
-            found = config_error(error, origins=origins)
+            told, known = _faults(error, HiSparseConfig, origins or {})
         except CapacityError as error:
-            found = error
+            told, known = [str(error)], error.fixes
         else:
             break
-        reasons.append(str(found))
-        if not found.fixes.items() - fixes.items():
+        reasons += [reason for reason in told if reason not in reasons]
+        if not known.items() - fixes.items():
             break  # the rest has no value that we could know
-        fixes |= found.fixes
+        fixes |= known
     if reasons:
         raise ConfigError("; ".join(reasons), fixes)
     return config
@@ -136,6 +139,13 @@ def config_error(
 ) -> ConfigError:
     """A pydantic error as one line: field path, value, where it is from, and reason of each fault;
     of a key that `model` does not have, the nearest that it has."""
+    parts, fixes = _faults(error, model, origins or {})
+    return ConfigError("; ".join(parts), fixes)
+
+
+def _faults(
+    error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]
+) -> tuple[list[str], dict[str, object]]:
     parts = []
     fixes: dict[str, object] = {}
     for fault in error.errors():
@@ -144,8 +154,21 @@ def config_error(
         shown = fault["input"]
         value = f"={shown!r}" if not isinstance(shown, dict | BaseModel) else ""
         reason = fault["msg"].removeprefix("Value error, ")
+        origin = origins.get(path, "")
         if fault["type"] == "extra_forbidden":
             reason = unknown_key(path, known_paths(model))
-        origin = (origins or {}).get(path)
+            below = {o for at, o in origins.items() if at.startswith(f"{path}.")}
+            origin = origin or ", ".join(sorted(below))
+        elif fault["type"] == "missing" and (wanted := _required(model, path)):
+            reason += f" ({wanted})"
         parts.append(f"{path}{value}{f' (from {origin})' if origin else ''}: {reason}")
-    return ConfigError("; ".join(parts), fixes)
+    return parts, fixes
+
+
+def _required(model: type[BaseModel], section: str) -> str:
+    """Fields that a section of `model` cannot be without; empty for what is no section."""
+    field = model.model_fields.get(section)
+    inner = field and field.annotation
+    if not isinstance(inner, type) or not issubclass(inner, BaseModel):
+        return ""
+    return ", ".join(name for name, part in inner.model_fields.items() if part.is_required())

@@ -76,7 +76,7 @@ def test_toml_makes_the_same_configuration(tmp_path):
     ("change", "says"),
     [
         ({"pools": {"gpu_block": 300}}, "did you mean pools.gpu_blocks?"),
-        ({"pool": {"gpu_blocks": 300}}, "pool: no such key: did you mean pools?"),
+        ({"pool": {"gpu_blocks": 300}}, "no such key: did you mean pools?"),
         ({"rank": 2}, "no such key: did you mean ranks?"),
         ({"schedule": {"gpu_blocks": 300}}, "did you mean pools.gpu_blocks?"),
         ({"pools": {"gpu_blocks": -3}}, "Input should be greater than 1"),
@@ -95,7 +95,7 @@ def test_a_fault_is_told_in_the_same_words_with_its_source(
         said(source, sections, tmp_path, monkeypatch)
     origin = {"file": "hisparse.json", "environment": "HISPARSE_", "arguments": "argument"}[source]
     assert says in str(refused.value)
-    assert origin in str(refused.value) or "pool: no such key" in says  # a section has many
+    assert origin in str(refused.value)
 
 
 def test_a_later_source_stands_above_an_earlier_one_and_says_so(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import click
 from pydantic import BaseModel
 
 from hisparse.cli.output import emit, emit_json
+from hisparse.config_check import REQUIRED
 from hisparse.config_sources import load, parsed
 from hisparse.device.cuda.kernels import resolve_memory
 from hisparse.errors import ConfigError
@@ -38,7 +39,16 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
 
     Example: hisparse config hisparse.toml --set pools.gpu_blocks=400
     """
-    loaded, origins = load(file, **_sections(settings))
+    try:
+        loaded, origins = load(file, **_sections(settings))
+    except ConfigError as error:
+        if REQUIRED not in str(error):
+            raise
+        raise ConfigError(
+            f"{error}; give what is required in FILE, as --set SECTION.FIELD=VALUE or as "
+            "HISPARSE_SECTION__FIELD=VALUE in the environment",
+            error.fixes,
+        ) from None
     values = dict(_values(loaded, ""))
     told = {path: origins.get(path, "default") for path in values}
     told["pools.index_pages_per_block"] = origins.get("pools.index_pages_per_block", "chosen")

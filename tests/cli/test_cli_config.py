@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from cli_case import call, error_of
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 ENGINE = """
 [layout]
 row_bytes = 656
@@ -70,7 +73,25 @@ def test_every_fault_is_one_line_and_exit_2(file):
     text = error_of(call("config", file, "--set", "pools.gpu_block=4", "--set", "ranks=0"))
     assert "did you mean pools.gpu_blocks?" in text and "ranks='0' (from argument)" in text
     assert "give SECTION.FIELD=VALUE" in error_of(call("config", file, "--set", "ranks"))
-    assert "layout: Field required" in error_of(call("config"))
+
+
+def test_what_is_required_is_told_once_with_how_to_give_it(file, monkeypatch):
+    text = error_of(call("config"))
+    assert "layout: Field required (row_bytes, index_row_bytes, index_groups); pools" in text
+    assert text.endswith(
+        "; give what is required in FILE, as --set SECTION.FIELD=VALUE or as "
+        "HISPARSE_SECTION__FIELD=VALUE in the environment"
+    )
+    file.write_text(ENGINE.replace("host_pool_gib", "host_pool_gi"))
+    text = error_of(call("config", file))
+    assert text.count("Field required") == 1 and "did you mean pools.host_pool_gib?" in text
+
+
+def test_an_unknown_section_is_told_with_who_said_it(file, monkeypatch):
+    monkeypatch.setenv("HISPARSE_SCHEDUL__STEP_ROWS", "8")
+    text = error_of(call("config", file, "--set", "foo.bar=1"))
+    assert "schedul (from HISPARSE_SCHEDUL__STEP_ROWS): no such key: did you mean schedule?" in text
+    assert "foo (from argument): no such key: known are layout" in text
 
 
 def test_a_run_takes_file_environment_and_options_in_that_order(tmp_path, monkeypatch):
@@ -86,6 +107,18 @@ def test_a_run_takes_file_environment_and_options_in_that_order(tmp_path, monkey
     header = segment.read_bytes()[:4000]
     for held in (b'"host_pool_gib":0.125', b'"watermark_blocks":2', b'"hot_rows":48'):
         assert held in header
+
+
+def test_the_documented_files_are_an_engines_and_a_runs(tmp_path):
+    engines, runs = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    path = tmp_path / "hisparse.toml"
+    path.write_text(engines)
+    assert call("config", path).exit_code == 0
+    assert "takes no schedule.max_model_len" in error_of(call("run", "--config", path))
+    path.write_text(runs)
+    result = call("run", "--config", path, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["requests"] == 8
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,5 @@ def test_every_command_of_the_page_runs_and_prints_what_is_shown(environment):
         for line in shown:
             begins = shape(line.rstrip("…")).rstrip("#,") if line.endswith("…") else shape(line)
             assert any(one.startswith(begins) for one in printed), (typed, line, output[:3000])
+    left = {path.name for path in Path().iterdir()} - {"bin", "tests"}
+    assert left == {"runs"}, "a checkout ignores runs/ alone"

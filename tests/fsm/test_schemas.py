@@ -89,7 +89,7 @@ def test_the_checked_in_page_of_the_configuration_is_that_of_the_models():
 
 
 def test_the_configuration_that_is_shown_is_one():
-    (shown,) = re.findall(r"```toml\n(.*?)```", GENERATE["configuration"](), re.S)
+    shown, _of_a_run = re.findall(r"```toml\n(.*?)```", GENERATE["configuration"](), re.S)
     assert checked_config(tomllib.loads(shown)).schedule.max_model_len == 65536
 
 
