@@ -206,24 +206,31 @@ class HiSparseBackend:
         """The step's rows are computed: all, or of the requests that `accepted` names so many.
 
         Raises UsageError outside a step, where something was not written or not resolved by a
-        follower, or more is accepted than was granted.
+        follower, or for numbers that `SchedulerConnector.end_step` refuses.
         """
-        self._begun("end_step")
+        self._open("end_step")
+        if not self.rank.in_step:
+            raise UsageError(
+                "end_step: no step has begun: plan_step and begin_step come first"
+                if self._plan is None
+                else f"end_step: step {self._plan.step} is planned and has not begun: begin_step "
+                "comes first; abandon_step withdraws it"
+            )
         self.scheduler.check_accepted(accepted)
         self.rank.end_step()
         self._ended(accepted)
 
     def abandon_step(self) -> None:
-        """End the step where it is, since the model failed in it: none of its rows count."""
-        self._begun("abandon_step")
-        assert self._plan is not None
+        """End the step where it is, since the model failed in it or it shall not run: none of its
+        rows count. A plan that has not begun is withdrawn: its copies go on, its requests may be
+        planned anew. Raises UsageError where no step is planned."""
+        self._open("abandon_step")
+        if self._plan is None:
+            raise UsageError("abandon_step: no step is planned: plan_step comes first")
+        if not self.rank.in_step:  # its command is decided, and the worker has to hear of it
+            self.rank.begin_step(self._plan)
         self.rank.abandon_step()
         self._ended(dict.fromkeys(self._plan.requests, 0))
-
-    def _begun(self, verb: str) -> None:
-        self._open(verb)
-        if not self.rank.in_step:
-            raise UsageError(f"{verb}: no step has begun: plan_step and begin_step come first")
 
     def _ended(self, accepted: Mapping[Any, int] | None) -> None:
         self._plan = None
@@ -283,9 +290,7 @@ class HiSparseBackend:
         """
         if self._closed:
             return
-        if self._plan is not None and not self.rank.in_step:
-            self.rank.begin_step(self._plan)
-        if self.rank.in_step:
+        if self._plan is not None:
             self.abandon_step()
         for request in self.requests:
             self.abort(request, "shutdown")

@@ -187,7 +187,9 @@ class SchedulerConnector(HiSparseConnector):
         """Raise UsageError while a step is planned."""
         if self._planned is not None:
             raise UsageError(
-                f"{verb}: step {self._planned.step} is planned: it ends first, by end_step"
+                f"{verb}: step {self._planned.step} has not ended: begin_step and end_step it, or "
+                "abandon_step, after which none of its rows count (of a SchedulerConnector, "
+                "end_step with 0 of each request)"
             )
 
     def check_wanted(self, wanted: Mapping[Any, Wanted]) -> list[Asked]:
@@ -271,9 +273,11 @@ class SchedulerConnector(HiSparseConnector):
 
     def end_step(self, accepted: Mapping[Any, int] | None = None) -> None:
         """The planned step's rows are computed: all of them, or of those requests that `accepted`
-        names its first ones (drafts that were rejected: the rest).
+        names its first ones (drafts that were rejected: the rest). 0 gives up all rows of a
+        request; those of its prompt are no drafts, so any other number has all of these.
 
-        Raises UsageError: no step is planned, more than was granted, or a request not in it.
+        Raises UsageError: no step is planned, more than was granted, a part of the prompt's rows,
+        or a request not in it.
         """
         plan, counts = self.check_accepted(accepted)
         self._accept(plan, counts)
@@ -301,8 +305,21 @@ class SchedulerConnector(HiSparseConnector):
                     f"end_step: request {name!r} accepts {n!r} rows of the {plan.granted[name]} "
                     f"granted: use 0..{plan.granted[name]}"
                 )
+            self._check_prompt(plan, name, int(n))
             counts[name] = int(n)
         return plan, list(counts.values())
+
+    def _check_prompt(self, plan: StepPlan, name: str, accepted: int) -> None:
+        session = self._sessions.get(name)
+        if session is None or not accepted:
+            return
+        sure = min(plan.granted[name], session.prompt - plan.starts[name])
+        if accepted < sure:
+            raise UsageError(
+                f"end_step: request {name!r} accepts {accepted} rows, and the first {sure} of its "
+                f"{plan.granted[name]} are of its prompt, which holds no drafts: use "
+                f"{sure}..{plan.granted[name]}, or 0 to compute them all again"
+            )
 
     def _accept(self, plan: StepPlan, counts: list[int]) -> None:
         self._planned = None

@@ -11,6 +11,7 @@ from embedding_rig import Engine, opened, settings
 
 from hisparse import HiSparseBackend
 from hisparse.connector.plan import Admitted, Refused, Waiting
+from hisparse.errors import UsageError
 
 PROMPT = list(range(100, 130))
 
@@ -99,6 +100,55 @@ def test_rejected_drafts_leave_no_trace():
             engine.tokens["a"] = said + [1, 2, 3][:kept]
         assert backend.coordinator.state.rows.computed[0] == len(PROMPT) + 6
         engine.decode("a")
+
+
+def test_a_part_of_a_prompt_is_not_accepted_all_or_nothing_is():
+    with opened(gpu_blocks=60) as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+
+        def computed(n):
+            backend.begin_step(backend.plan_step({"a": n}))
+            engine.compute(backend._plan)
+            return backend.coordinator.state.rows.computed[0]
+
+        assert computed(8) == 0
+        with pytest.raises(
+            UsageError, match=r"first 8 of its 8 are of its prompt.*use 8\.\.8, or 0"
+        ):
+            backend.end_step({"a": 3})
+        backend.end_step({"a": 0})
+        assert computed(len(PROMPT)) == 0
+        backend.end_step({"a": len(PROMPT)})
+        engine.admit("b", PROMPT[::-1], 20)
+        engine.tokens["b"] += [1, 2]  # drafts behind the prompt, in one step with it
+        plan = backend.plan_step({"b": [*PROMPT[::-1], 1, 2]})
+        backend.begin_step(plan)
+        engine.compute(plan)
+        prompt = plan.granted["b"] - 2
+        assert prompt == len(PROMPT)
+        with pytest.raises(UsageError, match=f"use {prompt}..{prompt + 2}, or 0"):
+            backend.end_step({"b": prompt - 1})
+        backend.end_step({"b": prompt + 1})
+        del engine.tokens["b"][-1:]
+        engine.decode("b")
+        engine.decode("a")
+
+
+def test_a_plan_that_has_not_begun_is_withdrawn():
+    with opened(gpu_blocks=14) as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        engine.prefill("a")
+        for _ in range(12):  # pages go to the host: withdrawn plans have copies, too
+            engine.decode("a")
+            before = backend.coordinator.state.rows.computed[0]
+            withdrawn = backend.plan_step({"a": 3})
+            backend.abandon_step()
+            assert backend.coordinator.state.rows.computed[0] == before
+            with pytest.raises(UsageError, match="no step is planned"):
+                backend.begin_step(withdrawn)
+        assert not backend.coordinator.checker.violations
 
 
 def test_a_step_that_the_model_failed_in_is_abandoned_and_computed_again():

@@ -87,7 +87,12 @@ class World:
 
 
 OWN = "own admit"  # errors of a stale epoch; the rest are UsageError
-BEGIN, PLAN, LAST, END = "begin_step come first", "plan_step comes", "returned last", "end_step"
+BEGIN, PLAN, LAST, END = (
+    "begin_step come first",
+    "plan_step comes",
+    "returned last",
+    "end_step.*abandon_step",
+)
 INDEX = "write_index comes first"
 
 MISUSE = {
@@ -153,9 +158,9 @@ MISUSE = {
         LAST,
     ),
     "begin twice": ("begun", lambda w: w.backend.begin_step(w.plan), END),
-    "end unbegun": ("planned", lambda w: w.backend.end_step(), BEGIN),
+    "end unbegun": ("planned", lambda w: w.backend.end_step(), "begin_step comes.*abandon_step"),
     "end nothing": ("idle", lambda w: w.backend.end_step(), BEGIN),
-    "abandon nothing": ("planned", lambda w: w.backend.abandon_step(), BEGIN),
+    "abandon nothing": ("idle", lambda w: w.backend.abandon_step(), PLAN),
     "end without rows": ("begun", lambda w: w.backend.end_step(), r"layers \[0, 1, 2\]"),
     "end with some rows": ("written", lambda w: w.backend.end_step(), r"groups \[1\].*abandon"),
     "accept more": ("computed", lambda w: w.backend.end_step({"a": 2}), r"use 0\.\.1"),
