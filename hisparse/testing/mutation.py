@@ -31,7 +31,7 @@ from hisparse.testing.swarm import STEPS, Swarm
 Broken = Callable[[], AbstractContextManager[None]]
 WHERE = Path(__file__).resolve().parents[2] / "tests" / "mutants"
 SEEDS = range(200)
-SHRINK_STEPS = 4_000  # scheduler steps of candidates, of each mutant
+SHRINK_STEPS = 40_000  # scheduler steps of candidates, of each mutant
 SHRINK_EVENTS = 60_000
 
 
