@@ -106,17 +106,9 @@ __device__ __forceinline__ void load_row(Row& row, const uint4* host, uint32_t s
 // host reads by a tenth, once anything else has used the cache (measured).
 __device__ __forceinline__ void store_row(const Row& row, uint4* pool, uint32_t target) {
   const unsigned lane = threadIdx.x & 31;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #pragma unroll
-  for (int i = 0; i < LOADS; ++i) {
-    if (lane + 32 * i >= CHUNKS) continue;
-    uint4* at = pool + (size_t)target * CHUNKS + lane + 32 * i;
-    const uint4 v = row.piece[i];
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(at), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w), "l"(policy)
-                 : "memory");
-  }
+  for (int i = 0; i < LOADS; ++i)
+    if (lane + 32 * i < CHUNKS) __stcs(pool + (size_t)target * CHUNKS + lane + 32 * i, row.piece[i]);
 }
 
 // Exclusive sum over the block of counts whose sums stay below the width they are packed in.
