@@ -7,9 +7,12 @@ with its leader: what is not is refused with the configuration.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from device_rig import Rig, make_config
+from backends import value
+from device_rig import PAGES, Rig, expect, make_config, place_pages, step_rows
 from pydantic import ValidationError
+from resolver_reference import ReferenceResolver
 
 from hisparse.config import ModelLayout
 from hisparse.errors import UsageError
@@ -41,3 +44,17 @@ def test_a_handle_knows_its_layer_and_its_leader_is_on_its_rank():
     assert leaders == {1, 2} and all(rig.worker.handles[i].runtime.is_leader for i in leaders)
     with pytest.raises(UsageError, match=r"one handle for each layer 0\.\.3"):
         rig.worker.bind(rig.worker.handles[2:])
+
+
+@pytest.mark.usefixtures("backend")
+def test_each_layer_of_a_stage_of_thirty_reads_its_own_rows_from_the_host():
+    """Layers 30..59 of a model: a rank knows them as 0..29, leaders and followers alike."""
+    rig = Rig(make_config(groups=tuple((i, i + 1, i + 2) for i in range(0, 30, 3))))
+    reference = ReferenceResolver(4, rig.config.policy.hot_rows, rig.config.policy.top_k)
+    rig.begin(tables=place_pages(rig, reference, 0, [False] * PAGES))
+    top = np.array([[0, 5, 14, -1]])
+    pending = rig.gather(step_rows([0]), top)
+    rig.end()
+    assert len(pending) == 30
+    for layer, made in pending.items():
+        assert (value(made) == expect([0], top, layer)).all()
