@@ -23,7 +23,8 @@ typedef unsigned long long Word;  // epoch << 32 | value
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int CHUNKS = ROW_BYTES / 16;
-constexpr int LOADS = (CHUNKS + 31) / 32;
+constexpr int LINE = 8;  // chunks in a line of 128 bytes
+constexpr int LOADS = (CHUNKS + (CHUNKS % LINE ? LINE - 1 : 0) + 31) / 32;
 constexpr int HOT_BLOCKS = (HOT + PAGE - 1) / PAGE;
 constexpr int WINDOW = 64;  // lines whose misses are dealt out together
 constexpr int WATCHERS = WINDOW / 32;  // warps that wait for their counts
@@ -90,25 +91,29 @@ __device__ __forceinline__ uint4 load_host(const uint4* at) {
   return v;
 }
 
-// A row on its way through a warp's registers.
+// A row on its way through a warp's registers. Lanes start at the line that the row begins in, so that
+// no line is asked of the host in two parts.
 struct Row {
   uint4 piece[LOADS];
+  int first;  // chunk of the lane's first piece; outside of the row: none
 };
 
 __device__ __forceinline__ void load_row(Row& row, const uint4* host, uint32_t source) {
-  const unsigned lane = threadIdx.x & 31;
+  const uint4* at = host + (size_t)source * CHUNKS;
+  const int into = CHUNKS % LINE ? int((size_t)at / sizeof(uint4) % LINE) : 0;
+  row.first = int(threadIdx.x & 31) - into;
 #pragma unroll
   for (int i = 0; i < LOADS; ++i)
-    if (lane + 32 * i < CHUNKS) row.piece[i] = load_host(host + (size_t)source * CHUNKS + lane + 32 * i);
+    if (unsigned(row.first + 32 * i) < CHUNKS) row.piece[i] = load_host(at + row.first + 32 * i);
 }
 
 // A row to the pool, whose lines are the first to leave the L2 cache again: kept like others they slow
 // host reads by a tenth, once anything else has used the cache (measured).
 __device__ __forceinline__ void store_row(const Row& row, uint4* pool, uint32_t target) {
-  const unsigned lane = threadIdx.x & 31;
+  uint4* at = pool + (size_t)target * CHUNKS + row.first;
 #pragma unroll
   for (int i = 0; i < LOADS; ++i)
-    if (lane + 32 * i < CHUNKS) __stcs(pool + (size_t)target * CHUNKS + lane + 32 * i, row.piece[i]);
+    if (unsigned(row.first + 32 * i) < CHUNKS) __stcs(at + 32 * i, row.piece[i]);
 }
 
 // Exclusive sum over the block of counts whose sums stay below the width they are packed in.
