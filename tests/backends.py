@@ -10,19 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from hisparse.device import open_device
+from hisparse.device.cuda.kernels import load
 from hisparse.errors import HiSparseError
 
 BACKEND = "cpu"
+HELD_MAX_MS = 4000  # of a stream that nobody lets go: the test fails then, and does not hang
 _OPEN = []  # workers on a GPU
-
-_HOLD = r"""
-extern "C" __global__ void hold(unsigned long long nanoseconds) {
-  unsigned long long begin, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
-  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  while (now - begin < nanoseconds);
-}
-"""
 
 
 def open_backend(seed=0, lag=0.5):
@@ -67,9 +60,21 @@ def value(pending):
 def stall(device, name, milliseconds):
     """Hold a stream of a GPU: what is queued on it from now on starts so much later. The simulated
     streams stall by themselves."""
-    if device.name == "cpu":
-        return
-    if not hasattr(device, "held"):
-        device.held = device.cupy.RawKernel(_HOLD, "hold")
-    stream = getattr(device, name)
-    stream.enqueue(lambda: device.held((1,), (1,), (np.uint64(milliseconds * 1_000_000),)))
+    if device.name != "cpu":
+        hold(device, name, milliseconds)
+
+
+def hold(device, name, milliseconds=HELD_MAX_MS):
+    """Hold a stream of a GPU until the function that is returned is called, or for so long."""
+    memory = device.cupy.cuda.alloc_pinned_memory(4)
+    go = np.frombuffer(memory, np.int32, 1)
+    go[0] = 0
+    device.gates = [*getattr(device, "gates", ()), memory]  # the kernel reads it to its end
+    kernel = load("hold.cu").get_function("hisparse_hold")
+    arguments = (np.uint64(go.ctypes.data), np.uint64(milliseconds * 1_000_000))
+    getattr(device, name).enqueue(lambda: kernel((1,), (1,), arguments))
+
+    def let_go():
+        go[0] = 1
+
+    return let_go

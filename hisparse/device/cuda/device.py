@@ -227,6 +227,8 @@ class CudaDevice:
             return
         if isinstance(target, CudaStream):
             target.torch.synchronize()
+            if target is self.compute:  # fetches that a step left behind, as it failed midway
+                self.side.torch.synchronize()
         else:
             for stream in (self.compute, self.d2h, self.h2d, self.side):
                 stream.torch.synchronize()

@@ -3,12 +3,16 @@
 `GroupResolver` is what the worker knows as a leader's `Resolver`. A call's plan stays on the
 device, in a `ResolveCall`; what is done for it is queued by whoever copies rows out:
 
-    leader      resolve, copy out                                        [compute]
-    followers   fetch, in layer order, as soon as the plan stands        [side]
-                wait for the own fetch, copy out                         [compute]
+    leader      [wait fetches of an older plan] resolve, copy out        [compute]
+                     resolve_after_fetch
+    followers   [wait plan] fetch, in layer order                        [side]
+                     fetch_after_plan
+                [wait the own fetch] copy out                            [compute]
+                     copy_out_after_fetch
 
 That is so where the call is a single wave and nothing older waits for a follower; else followers
-fetch in their turn, on compute. All fetches are waited for by compute before the step ends.
+fetch in their turn, on compute. Every follower copies out what its leader resolved, so compute has
+waited for all fetches before the step ends. Each wait has a name that a test can knock out.
 
 Steps of fixed shape (`StepRows.span`) take calls that are kept, so that a captured graph finds its
 addresses again, and epochs tell one step from the next. Other steps take calls from a heap, wiped
@@ -35,6 +39,7 @@ from hisparse.fsm.wire import Table
 
 if TYPE_CHECKING:
     from hisparse.device.cuda.state import WorkerState
+    from hisparse.device.cuda.streams import CudaEvent, CudaStream
 
 EPOCH_STEPS = (1 << 32) // CALLS_MAX
 KEPT_CALLS_MAX = CALLS_MAX // 2  # of a group in a step of fixed shape; the rest is for other steps
@@ -212,7 +217,7 @@ class GroupResolver:
         if member == 0:
             self._resolve(plan, part, tiers)
         elif member in plan.fetched:
-            self.device.compute.wait(plan.fetched.pop(member))
+            self._wait(self.device.compute, plan.fetched.pop(member), "copy_out_after_fetch")
         else:
             self._resolver.reopen(part.call, member)
             self._replay(part, tiers, member)
@@ -224,7 +229,7 @@ class GroupResolver:
         if part.tokens is not None:
             entries.pack(worker, plan, part)
         if self._unjoined is not None and self._open[0] is not plan:
-            device.compute.wait(self._unjoined)
+            self._wait(device.compute, self._unjoined, "resolve_after_fetch")
         if not part.kept and part.call.ordinal == KEPT_CALLS_MAX and self._other_calls > 1:
             self._wipe_tickets()  # ordinals come round: an epoch of this step is there again
         arguments = self._resolver.arguments(part.call, tiers[0].host.address, tiers[0].hot.address)
@@ -239,11 +244,15 @@ class GroupResolver:
     def _fetch_ahead(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers]) -> None:
         """All followers' fetches, in layer order, beside what compute does next."""
         device = self.device
-        device.side.wait(device.compute.record())
+        self._wait(device.side, device.compute.record(), "fetch_after_plan")
         with device.side.current():
             for member in range(1, self.layers):
                 self._replay(part, tiers, member)
                 self._unjoined = plan.fetched[member] = device.side.record()
+
+    def _wait(self, stream: CudaStream, event: CudaEvent, why: str) -> None:
+        """Every wait between compute and side goes through here."""
+        stream.wait(event)
 
     def _replay(self, part: Part, tiers: Sequence[Tiers], member: int) -> None:
         assert self._resolver is not None
@@ -259,9 +268,6 @@ class GroupResolver:
             self._give_back(plan)
 
     def _give_back(self, plan: CudaPlan) -> None:
-        for event in plan.fetched.values():
-            self.device.compute.wait(event)
-        plan.fetched.clear()
         for part in plan.parts:
             if not part.kept:
                 self.worker.give_call(part.call)
