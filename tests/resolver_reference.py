@@ -18,6 +18,7 @@ class ReferenceResolver:
         self.hot_blocks = {}  # row -> list of blocks
         self.hits = self.misses = self.resident = 0
         self.host_reads = []
+        self.plan = []  # for each row of the last call: (host row, pool row) of each miss
 
     def slots_of(self, row):
         return self.requests.setdefault(row, [None] * self.hot_rows)
@@ -36,9 +37,18 @@ class ReferenceResolver:
             slot % self.page_size
         )
 
+    def state_of(self, row):
+        """Of a request: (position in each slot or -1, slots in the order of replacement, slot of
+        each position that has one)."""
+        slots = self.slots_of(row)
+        used = [(1, 2 * s["step"] + s["hit"], i) if s else (0, 0, i) for i, s in enumerate(slots)]
+        held = [s["position"] if s else -1 for s in slots]
+        kept = {position: i for i, position in enumerate(held) if position >= 0}
+        return held, [i for _, _, i in sorted(used)], kept
+
     def resolve(self, rows, top_k, step):
         """Physical row of each entry, None for padding."""
-        seen_rows, used_in_wave, answers = {}, {}, []
+        seen_rows, used_in_wave, answers, self.plan = {}, {}, [], []
         for row, selection in zip(rows, top_k, strict=True):
             ordinal = seen_rows.get(row, 0)
             seen_rows[row] = ordinal + 1
@@ -73,8 +83,12 @@ class ReferenceResolver:
                 (0, 0, 0, s) if slots[s] is None else (1, slots[s]["step"], int(slots[s]["hit"]), s)
             ),
         )
+        self.plan.append([])
         for position, victim in zip(missed, order, strict=False):
             self.misses += 1
+            page, offset = divmod(position, self.page_size)
+            source = self.host_pages[row, page] * self.page_size + offset
+            self.plan[-1].append((source, self.locate(row, victim)))
             slots[victim] = {"position": position, "step": step, "hit": False}
             used.add(victim)
             where[position] = self.locate(row, victim)

@@ -1,4 +1,8 @@
-"""The fused resolve against plain Python: bytes, plans, order, hot contents and counters."""
+"""The fused resolve against plain Python, after every call that a worker is given: bytes, plans,
+order, kept map, hot contents and counters.
+
+A plan is where each selected row is, and which host row is copied to which hot row, wave by wave.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from resolver_reference import ReferenceResolver
 
+from hisparse.device.cuda.kernels import CALLS_MAX
+
 
 @st.composite
 def runs(draw, sizes=None):
@@ -48,17 +54,16 @@ def runs(draw, sizes=None):
     return hot_rows, top_k, on_gpu, steps
 
 
-def check_state(rig, reference):
+def check_cpu(rig, reference):
     """Hot contents, inverse map, order stamps and counters are the reference's, exactly."""
     for group in rig.config.layout.index_groups:
         resolver = rig.worker.handles[group[0]].runtime.resolver
         for row in range(REQUESTS):
+            held, _, inverse = reference.state_of(row)
             slots = reference.slots_of(row)
-            held = [-1 if s is None else s["position"] for s in slots]
             stamps = [-1 if s is None else 2 * s["step"] + s["hit"] for s in slots]
             assert resolver.positions[row].tolist() == held
             assert resolver.stamps[row].tolist() == stamps
-            inverse = {p: s for s, p in enumerate(held) if p >= 0}
             kept = resolver.hot_map[row]
             assert {int(p): int(kept[p]) for p in np.flatnonzero(kept >= 0)} == inverse
             for layer in group:
@@ -75,21 +80,76 @@ def check_state(rig, reference):
         }
 
 
+def check_cpu_plan(group, reference, rows, answers):
+    """Places, and the copies of each wave that has any."""
+    plan = group.calls[0].plan
+    for i, line in enumerate(answers):
+        for j, physical in enumerate(line):
+            assert physical is None or plan.physical[i, j] == physical
+    made = [list(zip(w.sources.tolist(), w.destinations.tolist(), strict=True)) for w in plan.waves]
+    wanted = [copies for copies in waves_of(reference, rows) if copies]
+    assert [sorted(copies) for copies in made if copies] == wanted
+
+
+def waves_of(reference, rows):
+    """(host row, hot row) of all misses of each wave of the last call, sorted."""
+    waves, seen = {}, dict.fromkeys(rows, 0)
+    for row, copies in zip(rows, reference.plan, strict=True):
+        waves.setdefault(seen[row] // reference.wave_rows, []).extend(copies)
+        seen[row] += 1
+    return [sorted(waves[wave]) for wave in sorted(waves)]
+
+
 def check_gpu(rig, reference):
     """The same of a GPU, where the order is a list and hits are counted by entry."""
     for group in rig.config.layout.index_groups:
         resolver = rig.worker.handles[group[0]].runtime.resolver
         kept, positions, order, _ = map(plain, resolver.state)
         for row in range(REQUESTS):
-            slots = reference.slots_of(row)
-            held = [-1 if s is None else s["position"] for s in slots]
-            stamps = [-1 if s is None else 2 * s["step"] + s["hit"] for s in slots]
+            held, ranked, inverse = reference.state_of(row)
             assert positions[row, : len(held)].tolist() == held
-            ranked = sorted(range(len(held)), key=lambda slot: (stamps[slot], slot))
             assert order[row, : len(held)].tolist() == ranked
-            inverse = {p: s for s, p in enumerate(held) if p >= 0}
             assert {int(p): int(kept[row, p]) for p in np.flatnonzero(kept[row] >= 0)} == inverse
         assert resolver.statistics()["misses"] == reference.misses
+
+
+def keep_plans(rig):
+    """By group, what the device has of each plan when it is given back: (token of each line, misses
+    of each line, all that is listed). Without a plan that needs no resolve."""
+    kept = {group.group: [] for group in rig.worker.groups}
+
+    def watch(group):
+        give_back = group.leader._give_back
+
+        def copy_first(plan):
+            with rig.device.on_compute():
+                for part in plan.parts:
+                    arrays = part.tokens, part.call.count, part.call.misses
+                    kept[group.group].append((part.call.ordinal, *(x.copy() for x in arrays)))
+            give_back(plan)
+
+        group.leader._give_back = copy_first
+
+    for group in rig.worker.groups:
+        watch(group)
+    return kept
+
+
+def check_gpu_plan(rig, parts, reference):
+    """Each token's misses: how many, from which host row to which row of the packed pool."""
+    apart = rig.worker.geometry.block_bytes // ROW_BYTES - PAGE
+    found = [[] for _ in reference.plan]
+    for ordinal, tokens, count, misses in parts:
+        epoch = rig.step * CALLS_MAX + ordinal
+        for token, many, listed in zip(*map(plain, (tokens, count, misses)), strict=True):
+            assert many >> 32 == epoch
+            many = int(many) & 0xFFFFFFFF
+            assert (listed[:many] >> 32 == epoch).all() and not (listed[many:] >> 32 == epoch).any()
+            assert token >= 0 or not many
+            if token >= 0:
+                found[token] = (listed[:many] & 0xFFFFFFFF).astype(np.int64).tolist()
+    wanted = [[[a, b + b // PAGE * apart] for a, b in copies] for copies in reference.plan]
+    assert [sorted(copies) for copies in found] == [sorted(copies) for copies in wanted]
 
 
 @settings(max_examples=200, deadline=None)
@@ -112,6 +172,7 @@ def play(run, seed):
     hot_rows, top_k, on_gpu, steps = run
     rig = Rig(make_config(hot_rows, top_k, REQUESTS, PAGES), seed=seed)
     reference = ReferenceResolver(PAGE, hot_rows, top_k)
+    kept = keep_plans(rig) if rig.device.name == "cuda" else {}
     tables = ()
     for row in range(REQUESTS):
         tables += place_pages(rig, reference, row, on_gpu[row])
@@ -138,14 +199,14 @@ def play(run, seed):
         for layer, made in pending.items():
             assert (value(made) == expect(rows, top, layer)).all()
         if rig.device.name == "cuda":
+            for parts in kept.values():
+                check_gpu_plan(rig, parts, reference)
+                parts.clear()
             check_gpu(rig, reference)
             continue
         for group in rig.worker.groups:
-            plan = group.calls[0].plan
-            for i, line in enumerate(answers):
-                for j, physical in enumerate(line):
-                    assert physical is None or plan.physical[i, j] == physical
-        check_state(rig, reference)
+            check_cpu_plan(group, reference, rows, answers)
+        check_cpu(rig, reference)
     for group, layers in enumerate(rig.config.layout.index_groups):
         counts = rig.worker.group_statistics(group)
         assert counts["host_rows"] == len(reference.host_reads) * len(layers)
