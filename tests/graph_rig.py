@@ -19,12 +19,13 @@ KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
 class Decode:
-    """A step of fixed shape, captured once: writes each request's row, resolves, copies out."""
+    """A step of fixed shape, captured once: writes each request's row, resolves, copies out.
+    With ``verb="resolve"`` it says where rows are."""
 
-    def __init__(self, rig, rows=REQUESTS, span=1):
+    def __init__(self, rig, rows=REQUESTS, span=1, verb="gather"):
         import torch
 
-        self.rig, self.torch, n = rig, torch, rows * span
+        self.rig, self.torch, self.verb, n = rig, torch, verb, rows * span
         self.rows = torch.full((n,), -1, dtype=torch.int32, device="cuda")
         self.positions = torch.zeros(n, dtype=torch.int64, device="cuda")
         self.top_k = torch.full((n, TOP_K), -1, dtype=torch.int32, device="cuda")
@@ -43,7 +44,8 @@ class Decode:
             for layer in group:
                 handles[layer].write(self.step_rows, self.data[layer])
                 chosen = self.top_k if layer == group[0] else None
-                self.out[layer] = handles[layer].gather(self.step_rows, chosen).result()
+                take = getattr(handles[layer], self.verb)
+                self.out[layer] = take(self.step_rows, chosen).result()
 
     def capture(self):
         """Between steps; returns the nodes of the graph and the launches that made it."""
@@ -78,7 +80,7 @@ class Decode:
                 data.copy_(torch.tensor(np.stack(mine)))
 
     def run(self, rows, positions, top_k, **fields):
-        """One step, replayed; bytes by layer."""
+        """One step, replayed; bytes, or places, by layer."""
         self.rig.begin(**fields)
         self.load(rows, positions, top_k)
         with self.rig.device.on_compute():

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from hisparse.cli.output import emit, emit_json
 from hisparse.config_check import REQUIRED
 from hisparse.config_sources import load, parsed
+from hisparse.device.checks import checksum_sizes
 from hisparse.device.cuda.kernels import resolve_memory
 from hisparse.errors import ConfigError
 
@@ -53,6 +54,7 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     told = {path: origins.get(path, "default") for path in values}
     told["pools.index_pages_per_block"] = origins.get("pools.index_pages_per_block", "chosen")
     sizes = {name: getattr(loaded, name) for name in DERIVED}
+    sizes |= checksum_sizes(loaded)
     with suppress(ConfigError):  # of a config for `cpu` alone there is nothing to say
         sizes |= resolve_memory(loaded)
     if as_json:

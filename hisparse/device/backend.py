@@ -143,7 +143,8 @@ class Kernels(Protocol):
 
     def locate(self, plan: Any, tiers: Sequence[Tiers], member: int) -> Array:
         """Bring them in and say where the selection is: ``[n, k]`` rows of ``view.rows``, -1 for
-        padding. Raises UsageError for a plan of several waves."""
+        padding. Raises UsageError for a plan of several waves. With checks, rows are looked at:
+        nobody else sees them here."""
         ...
 
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None: ...

@@ -123,7 +123,8 @@ class HiSparseCacheHandle:
         int ``[n, k]`` of rows of ``resident.rows``, -1 for padding.
 
         They hold until the next call for this layer. The op raises UsageError where the selections
-        of a request's rows do not fit the hot region together (see `Capabilities.wave_rows`).
+        of a request's rows do not fit the hot region together (see `Capabilities.wave_rows`). With
+        checks the rows are compared with what was written (`device.checks`), behind the resolve.
         """
         return self.runtime.gather(rows, top_k, copy=False)
 

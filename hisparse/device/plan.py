@@ -2,7 +2,8 @@
 
 Owns nothing. Made by a `Resolver` inside a compute-stream op, read by the same op for the leader's
 bytes and by its followers' ops for theirs. Rows are named physically: row ``b * page_size + o`` is
-row o of block b (of host page b for a source); a plan names no request and no position.
+row o of block b (of host page b for a source); a plan names no request and no position, but for the
+checks that ask whether a row is the one that was written.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ class Plan:
 
     `physical` at a padding entry is any readable row of the call (never the null block), so a
     gather needs no branch; `padding` is None when there is none, `all_padding` when nothing is
-    readable at all. Waves partition the n rows and must be replayed in order.
+    readable at all. Waves partition the n rows and must be replayed in order. `chosen`, with
+    checks: request rows int64 ``[n]`` and positions int64 ``[n, k]``, whose rows these are.
     """
 
     physical: I64
     padding: Bools | None
     all_padding: bool
     waves: tuple[Wave, ...]
+    chosen: tuple[I64, I64] | None = None
     _packed: dict[int, I64] = field(default_factory=dict, repr=False)
 
     @property

@@ -33,6 +33,7 @@ from hisparse.device.acks import AckStream
 from hisparse.device.apply import CommandApplier, check_command
 from hisparse.device.backend import Array, Device, DeviceCalls, Event, Sink
 from hisparse.device.binding import bind_cache
+from hisparse.device.checks import checksum_bytes
 from hisparse.device.handle import HiSparseCacheHandle
 from hisparse.device.layout import POISON, Geometry
 from hisparse.device.rows import StepRows
@@ -294,7 +295,8 @@ class HiSparseWorker:
         return {name: lead[name] for name in ("hits", "misses", "resident")} | total
 
     def statistics(self) -> dict[str, int]:
-        """Work queued and acknowledged so far, and the groups' counters added up."""
+        """Work queued and acknowledged so far, and the groups' counters added up; bytes of
+        replacement state and of row checksums (`checks.checksum_bytes`)."""
         counts = {"commands": self._commands, **self.transfers.counts}
         counts["index_pages_copied"] = self._index_pages_copied
         for group in self.groups:
@@ -304,4 +306,7 @@ class HiSparseWorker:
         counts["steps_pending"] = len(self._steps)
         counts["acks"] = self.acks.last_seq
         counts["state_bytes"] = sum(r.state_bytes for r in self._runtimes)
+        checksums = checksum_bytes(self.geometry)
+        counts["checksum_bytes"] = checksums.taken
+        counts["checksum_bytes_refused"] = checksums.refused
         return counts

@@ -69,6 +69,19 @@ def test_what_a_gpu_needs_beside_its_pools_is_told_where_one_can_take_the_config
     assert "cuda_state_bytes" not in odd["sizes"] and odd["sizes"]["block_bytes"] > 0
 
 
+def test_row_checksums_are_told_and_told_when_there_are_too_many(file):
+    """4 bytes a request row, layer and position."""
+    for more, taken, refused in (
+        (("checks=off",), False, False),
+        (("checks=on",), True, False),
+        (("checks=on", "schedule.max_requests=300000"), False, True),
+    ):
+        settings = [part for setting in more for part in ("--set", setting)]
+        sizes = json.loads(call("config", file, *settings, "--json").stdout)["sizes"]
+        said = sizes["checksum_bytes"], sizes["checksum_bytes_refused"]
+        assert (said[0] > 0, said[1] > 0) == (taken, refused)
+
+
 def test_every_fault_is_one_line_and_exit_2(file):
     text = error_of(call("config", file, "--set", "pools.gpu_block=4", "--set", "ranks=0"))
     assert "did you mean pools.gpu_blocks?" in text and "ranks='0' (from argument)" in text

@@ -141,7 +141,7 @@ STRUCTS = {
     "rows.cu": [
         ("View", movers._VIEW),
         ("TableOf", movers._TABLE),
-        ("Sums", movers._SUMS),
+        ("Checks", movers._CHECKS),
     ],
 }
 

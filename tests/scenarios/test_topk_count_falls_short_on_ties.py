@@ -47,8 +47,7 @@ def test_what_is_told_later_gave_zeros_and_left_the_rest_alone():
     assert sum(rig.device.faults.counts().values()) == 2 * len(rig.layers)
 
 
-@pytest.mark.gpu
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("backend")
 def test_checks_find_a_stale_entry_within_the_last_page():
     rig = holding_six_rows(checks="on")
     rig.gather(step_rows([0], [5]), np.array([[5, 2, 0, 7]]))

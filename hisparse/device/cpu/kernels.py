@@ -1,19 +1,22 @@
 """Byte movers of the `cpu` backend, in numpy.
 
-Own nothing. Each function runs inside one stream op and reads its source at that moment, so a
-missing wait shows as wrong bytes. Nothing here reads or writes the null block or the null page.
+Own nothing but, with checks, what is known of each layer's rows. Each function runs inside one
+stream op and reads its source at that moment, so a missing wait shows as wrong bytes. Nothing here
+reads or writes the null block or the null page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from hisparse.device.backend import Op, Tiers
 from hisparse.device.binding import BoundCache
+from hisparse.device.cpu.checks import LayerChecks
 from hisparse.device.cpu.resolver import CpuResolver
 from hisparse.device.handle import PagedCacheView
 from hisparse.device.layout import NULL, Geometry
@@ -33,6 +36,7 @@ class CpuKernels:
 
     def __init__(self) -> None:
         self._rows = np.empty((0, 0), dtype=np.uint8)  # fetched ones, on their way
+        self._checks: WeakKeyDictionary[PagedCacheView, LayerChecks] = WeakKeyDictionary()
 
     def check(self, geometry: Geometry) -> None:
         """numpy holds what memory holds."""
@@ -62,6 +66,8 @@ class CpuKernels:
                 "write to",
             )
         view.array[blocks, positions - entry * size] = data
+        if (checks := self._checks.get(view)) is not None:
+            checks.note(requests, positions, data)
 
     def read_prefix(
         self, view: PagedCacheView, table: I32, row: int, length: int, owner: str
@@ -116,7 +122,8 @@ class CpuKernels:
         return out
 
     def locate(self, plan: Plan, tiers: Sequence[Tiers], member: int) -> npt.NDArray[np.int64]:
-        """Bring them in and say where the selection is: rows of ``hot.rows``, -1 for padding."""
+        """Bring them in and say where the selection is: rows of ``hot.rows``, -1 for padding.
+        With checks, raises InvariantViolation ``content`` for rows that nobody wrote there."""
         hot, host = tiers[member]
         if plan.all_padding:
             return np.full_like(plan.physical, -1)
@@ -126,6 +133,8 @@ class CpuKernels:
             )
         self._fetch(plan.waves[0], hot, host)
         packed = plan.pack(hot.span.rows_per_block, hot.block_rows)
+        if (checks := self._checks.get(hot)) is not None:
+            checks.check(plan, packed, hot)
         return packed.copy() if plan.padding is None else np.where(plan.padding, -1, packed)
 
     def _fetch(self, wave: Wave, hot: PagedCacheView, host: PagedCacheView) -> None:
@@ -159,6 +168,9 @@ class CpuKernels:
         def reset(rows: tuple[int, ...]) -> None:
             for leader in leaders:
                 leader.forget_rows(rows)
+                for hot, _ in leader.group.tiers:
+                    if (checks := self._checks.get(hot)) is not None:
+                        checks.forget(rows)
             tables.reset(rows)
 
         def update(updates: tuple[TableUpdate, ...]) -> None:
@@ -175,6 +187,9 @@ class CpuKernels:
         return CpuResolver(geometry, tables, layer)
 
     def make_copies(self, geometry: Geometry, cache: BoundCache) -> CpuCopies:
+        if geometry.checks:
+            for handle in cache.handles:
+                self._checks[handle.resident] = LayerChecks(geometry, handle.layer)
         return CpuCopies(geometry.page_size, cache)
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hisparse.device.checks import BEYOND, NO_COPY, UNWRITTEN
 from hisparse.device.layout import Geometry
 from hisparse.device.plan import I64, Bools, Plan, Wave
 from hisparse.device.rows import StepRows
@@ -100,7 +101,7 @@ class CpuResolver:
         """Resolve `selection`, int ``[n, k]`` positions of requests ``rows.rows``, -1 padding.
 
         Raises InvariantViolation ``always_readable`` for a position with neither a resident nor a
-        host page, or that no table entry covers.
+        host page, or that no table entry covers; with checks, or behind the row's own.
         """
         requests = rows.rows.astype(np.int64)
         top_k = selection.astype(np.int64, copy=False)
@@ -112,7 +113,9 @@ class CpuResolver:
         spots = np.where(valid, top_k, 0) if padded else top_k
         pages = spots // size
         if pages.size and int(pages.max()) >= self.geometry.max_pages:
-            self._refuse(requests, top_k, pages >= self.geometry.max_pages, "beyond the tables")
+            self._refuse(requests, top_k, pages >= self.geometry.max_pages, BEYOND)
+        if self.geometry.checks and (late := valid & (top_k > rows.positions[:, None])).any():
+            self._refuse(requests, top_k, late, UNWRITTEN)
         blocks = self.tables[Table.RESIDENT][requests[:, None], pages].astype(np.int64)
         physical = blocks * size + (spots - pages * size)
         missing = blocks == 0
@@ -127,23 +130,26 @@ class CpuResolver:
             needed = int(np.count_nonzero(need & once))
             waves = self._resolve_needed(requests, spots, need, first, physical, step)
         self.resident += seen - needed
-        return _pad(physical, valid if padded else None, waves)
+        chosen = (requests, spots) if self.geometry.checks else None
+        return _pad(physical, valid if padded else None, waves, chosen)
 
     def _check_readable(self, requests: I64, top_k: I64, pages: I64, need: Bools) -> None:
         lost = need & (self.tables[Table.HOST][requests[:, None], pages] == 0)
         if lost.any():
-            self._refuse(requests, top_k, lost, "has neither a resident nor a host page")
+            self._refuse(requests, top_k, lost, NO_COPY)
         hot = self.tables[Table.HOT]
         homeless = ~(hot > 0).all(axis=1) if self.slots else np.ones(len(hot), dtype=np.bool_)
         lost = need & homeless[requests][:, None]
         if lost.any():
-            self._refuse(requests, top_k, lost, "is on the host, and the row has no hot region")
+            self._refuse(
+                requests, top_k, lost, "the position is on the host, and the row has no hot region"
+            )
 
     def _refuse(self, requests: I64, top_k: I64, where: Bools, why: str) -> None:
         i, j = (int(x[0]) for x in np.nonzero(where))
         raise InvariantViolation(
             "always_readable",
-            f"row {requests[i]}, position {top_k[i, j]}, layer {self.layer}: the position {why}",
+            f"row {requests[i]}, position {top_k[i, j]}, layer {self.layer}: {why}",
         )
 
     def _resolve_needed(
@@ -289,11 +295,13 @@ def _join(made: list[tuple[I64, I64]]) -> tuple[I64, I64]:
     return np.concatenate([m[0] for m in made]), np.concatenate([m[1] for m in made])
 
 
-def _pad(physical: I64, valid: Bools | None, waves: tuple[Wave, ...]) -> Plan:
+def _pad(
+    physical: I64, valid: Bools | None, waves: tuple[Wave, ...], chosen: tuple[I64, I64] | None
+) -> Plan:
     """Point padding at a readable row, so that the null block is never read."""
     if valid is None:
-        return Plan(physical, None, False, waves)
+        return Plan(physical, None, False, waves, chosen)
     some = physical[valid]
     if some.size == 0:
-        return Plan(np.zeros_like(physical), ~valid, True, waves)
-    return Plan(np.where(valid, physical, some[0]), ~valid, False, waves)
+        return Plan(np.zeros_like(physical), ~valid, True, waves, chosen)
+    return Plan(np.where(valid, physical, some[0]), ~valid, False, waves, chosen)

@@ -34,6 +34,20 @@ def check_selection(worker: WorkerState, plan: CudaPlan, owner: str) -> None:
     )
 
 
+def check_rows(worker: WorkerState, plan: CudaPlan, hot: PagedCacheView, owner: str) -> None:
+    """The rows at ``plan.places`` are what was written, and there is one for each position."""
+    kernels, faults = worker.kernels, worker.device.faults
+    rows, _ = kernels.placed(plan.rows)
+    n, k = plan.top_k.shape
+    kernels.launch(
+        "check_rows",
+        n * k,
+        *(kernels.view(hot), address(rows), address(plan.top_k), address(plan.places)),
+        *(np.int32(n), np.int32(k), faults.code(owner), faults.address),
+        kernels.checks(worker, hot),
+    )
+
+
 def locate(worker: WorkerState, plan: CudaPlan, owner: str) -> None:
     """``plan.places`` of the tokens that need no resolve."""
     kernels, faults = worker.kernels, worker.device.faults
@@ -112,5 +126,5 @@ def gather(
         *(np.int32(lines), np.int32(k), np.int32(width), np.int32(part is None)),
         *(np.int32(worker.geometry.page_size), address(out)),
         *(faults.code(owner), faults.address),
-        *(kernels.sums(worker, hot), address(seen)),
+        *(kernels.checks(worker, hot), address(seen)),
     )

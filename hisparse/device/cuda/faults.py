@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hisparse.device.checks import BEYOND, NO_COPY, OTHER_BYTES, POISONED, UNWRITTEN
 from hisparse.errors import ConfigError, InvariantViolation
 
 if TYPE_CHECKING:
@@ -22,12 +23,13 @@ _WORDS = 16  # struct Faults, and behind it four words a group
 GROUPS_MAX = 256
 _SLOTS = 16  # copies under way; a step that finds none leaves it to the next
 _KINDS = {  # enum Fault
-    1: ("always_readable", "the position has neither a resident nor a readable host row"),
+    1: ("always_readable", NO_COPY),
     2: ("table_truth", "the table has no block to write to"),
     3: ("always_readable", "no block holds it"),
-    4: ("table_truth", "the position is beyond the tables"),
-    5: ("always_readable", "the position lies behind the token that selects it"),
-    6: ("content", "other bytes than were written there (checksum)"),
+    4: ("table_truth", BEYOND),
+    5: ("always_readable", UNWRITTEN),
+    6: ("content", OTHER_BYTES),
+    7: ("content", POISONED),
 }
 
 
@@ -110,6 +112,8 @@ class FaultRecord:
             raise InvariantViolation(
                 name, f"row {row}, position {position}, {self._owners[owner]}: {why}"
             )
-        if lost:  # by who asks where rows are, and does not copy them
+        if lost:  # by who asks where rows are and does not copy them, without checks
             name, why = _KINDS[1]
-            raise InvariantViolation(name, f"{lost} selected entries: {why}")
+            raise InvariantViolation(
+                name, f'{lost} selected entries: {why}; checks="on" names the first'
+            )

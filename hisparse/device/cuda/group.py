@@ -198,6 +198,8 @@ class GroupResolver:
                 plan.places = part.call.out
             elif member == 0:
                 entries.unpack(self.worker, plan, part)
+        if self.worker.geometry.checks:  # as copying out does for whoever copies
+            entries.check_rows(self.worker, plan, tiers[member].hot, self._owners[member])
         self._close(plan)
         return self.device.torch.as_tensor(plan.places, device="cuda")
 

@@ -24,7 +24,7 @@ from hisparse.device.cuda.kernels import load
 from hisparse.device.cuda.plan import CudaPlan
 from hisparse.device.cuda.state import WorkerState, sizes_of
 from hisparse.device.handle import PagedCacheView
-from hisparse.device.layout import Geometry
+from hisparse.device.layout import POISON, Geometry
 from hisparse.device.rows import StepRows
 from hisparse.device.runtime import HiSparseRuntime
 from hisparse.device.tables import DeviceTables
@@ -45,7 +45,9 @@ _VIEW = np.dtype(
 _TABLE = np.dtype(
     [("entry", np.uint64), ("stride", np.int32), ("entries", np.int32)], align=True
 )  # struct TableOf
-_SUMS = np.dtype([("at", np.uint64), ("stride", np.uint64)], align=True)  # struct Sums
+_CHECKS = np.dtype(
+    [("sums", np.uint64), ("stride", np.uint64), ("poison", np.int32)], align=True
+)  # struct Checks
 
 
 class CudaKernels:
@@ -55,7 +57,7 @@ class CudaKernels:
         self.device = device
         module = load("rows.cu")
         names = "write_rows read_prefixes locate pack unpack gather add_misses"
-        names += " check_selection fill"
+        names += " check_selection check_rows fill"
         self._kernels = {name: module.get_function(f"hisparse_{name}") for name in names.split()}
         self._blocks_max = 8 * int(device.cupy.cuda.Device().attributes["MultiProcessorCount"])
         self._states: WeakKeyDictionary[DeviceTables, WorkerState] = WeakKeyDictionary()
@@ -80,10 +82,12 @@ class CudaKernels:
         made = (table.data.ptr, table.strides[0] // 4, table.shape[1])
         return np.array([made], dtype=_TABLE)[0]
 
-    def sums(self, state: WorkerState | None, view: PagedCacheView) -> Any:
-        """Where the checksums of the rows of `view` are; null where none are kept."""
+    def checks(self, state: WorkerState | None, view: PagedCacheView) -> Any:
+        """Where the checksums of the rows of `view` are, null where none are kept, and what
+        poison is, -1 without checks."""
         at, stride = (0, 0) if state is None else state.sums_of(view)
-        return np.array([(at, stride)], dtype=_SUMS)[0]
+        poison = POISON if state is not None and state.geometry.checks else -1
+        return np.array([(at, stride, poison)], dtype=_CHECKS)[0]
 
     def placed(self, rows: StepRows) -> tuple[Any, Any]:
         """The step's rows int32 and positions int64 on the device.
@@ -128,7 +132,7 @@ class CudaKernels:
             n,
             *(self.view(view), self.table(table), address(on_device), address(positions)),
             *(np.int32(n), address(data), device.faults.code(owner), device.faults.address),
-            self.sums(self._state_of(table), view),
+            self.checks(self._state_of(table), view),
         )
 
     def _state_of(self, table: Any) -> WorkerState | None:

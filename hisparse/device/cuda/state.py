@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hisparse.device.binding import BoundCache
+from hisparse.device.checks import checksum_bytes
 from hisparse.device.cuda.kernels import ResolveSizes
 from hisparse.device.cuda.resolver import ResolveCall
 from hisparse.device.cuda.tables import TableWriter
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hisparse.device.cuda.movers import CudaKernels
 
 ROWS_MAX = (1 << 31) - 1
-SUMS_LIMIT_BYTES = 1 << 28  # checksums that would take more are not kept
 WIPED = 0xFF  # a byte of no epoch
 
 
@@ -84,8 +84,9 @@ class WorkerState:
         self._layers = {handle.resident: handle.layer for handle in cache.handles}
         shape = (g.max_requests, g.layers, self.sizes.reach)
         with device.compute.current():
-            if g.checks and 4 * int(np.prod(shape)) <= SUMS_LIMIT_BYTES:
+            if taken := checksum_bytes(g).taken:
                 self._sums = device.cupy.zeros(shape, device.cupy.uint32)
+                assert self._sums.nbytes == taken, (self._sums.nbytes, taken)
             states = [group.state for group in self.groups if self.offload]
             self._writer = TableWriter(
                 device, self.sizes, self.tables, states, self.step, self._sums

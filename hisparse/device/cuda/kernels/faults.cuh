@@ -10,7 +10,8 @@ enum Fault {
   NO_PREFIX = 3,   // a read of indexer rows where the table has no block
   BEYOND = 4,      // a position beyond the tables
   UNWRITTEN = 5,   // a selected position behind the token that selects (checks)
-  OTHER_BYTES = 6  // a row whose checksum is not that of the row that was written (checks)
+  OTHER_BYTES = 6,  // a row whose checksum is not that of the row that was written (checks)
+  POISONED = 7      // likewise, or one of which no checksum is known: all bytes are poison (checks)
 };
 
 struct Faults {

@@ -4,8 +4,9 @@
 // whole pieces of 16 bytes, indexer rows may be 20 or 132 bytes. `owner` names a layer, or, below 0, an
 // index group (-1 - group), in a fault. Offsets are 64-bit, ids and entries 32-bit.
 //
-// `sums`, where not null, is [requests, positions] of one layer (of stride `sums_stride`): the checksum of
-// the row that was last written there, 0 where none was.
+// With checks, `sums`, where not null, is [requests, positions] of one layer (of stride `stride`): the
+// checksum of the row that was last written there, 0 where none was. Rows are looked at wherever they are
+// selected: where they are copied out, and behind a resolve alone.
 #include "faults.cuh"
 
 typedef unsigned char Byte;
@@ -22,9 +23,10 @@ struct TableOf {
   int stride, entries;
 };
 
-struct Sums {
-  unsigned* at;
+struct Checks {
+  unsigned* sums;
   Wide stride;
+  int poison;  // a byte of what is freed; below 0: no checks
 };
 
 template <typename Piece>
@@ -57,6 +59,18 @@ __device__ __forceinline__ unsigned checksum(const Byte* row, int bytes) {
   return sum ? sum : 1;
 }
 
+// Note what is wrong with a row, for a warp.
+__device__ __forceinline__ void check_row(const Byte* at, int bytes, const Checks& checks, int row,
+                                          int position, int owner, Faults* faults) {
+  const unsigned want = checks.sums != nullptr ? checks.sums[row * checks.stride + position] : 0;
+  if (want && want == checksum(at, bytes)) return;
+  bool poisoned = true;
+  for (int i = threadIdx.x & 31; i < bytes; i += 32) poisoned &= at[i] == checks.poison;
+  poisoned = __all_sync(0xffffffffu, poisoned);
+  if ((want || poisoned) && (threadIdx.x & 31) == 0)
+    note_fault(faults, poisoned ? POISONED : OTHER_BYTES, row, owner, position);
+}
+
 // The row of `position`, or null: no such entry, or none there.
 __device__ __forceinline__ Byte* find_row(const View& view, const TableOf& table, int row,
                                           long long position, bool* beyond) {
@@ -74,7 +88,7 @@ __device__ __forceinline__ bool first_lane() { return (threadIdx.x & 31) == 0; }
 
 extern "C" __global__ void hisparse_write_rows(View view, TableOf table, const int* rows,
                                                const long long* positions, int n, const Byte* data,
-                                               int owner, Faults* faults, Sums sums) {
+                                               int owner, Faults* faults, Checks checks) {
   for (int i = warp_id(); i < n; i += warps()) {
     const int row = rows[i];
     if (row < 0) continue;
@@ -86,9 +100,9 @@ extern "C" __global__ void hisparse_write_rows(View view, TableOf table, const i
       continue;
     }
     move_row(to, from, view.row_bytes);
-    if (sums.at != nullptr) {
+    if (checks.sums != nullptr) {
       const unsigned sum = checksum(from, view.row_bytes);
-      if (first_lane()) sums.at[row * sums.stride + positions[i]] = sum;
+      if (first_lane()) checks.sums[row * checks.stride + positions[i]] = sum;
     }
   }
 }
@@ -157,7 +171,7 @@ extern "C" __global__ void hisparse_unpack(const int* places, const int* tokens,
 extern "C" __global__ void hisparse_gather(View view, TableOf resident, const int* rows, const int* top_k,
                                            const int* places, const int* tokens, int lines, int k,
                                            int width, int by_token, int page_size, Byte* out,
-                                           int owner, Faults* faults, Sums sums, Wide* counts) {
+                                           int owner, Faults* faults, Checks checks, Wide* counts) {
   unsigned seen[2] = {0, 0};
   const Wide total = (Wide)lines * k;
   for (Wide at = warp_id(); at < total; at += warps()) {
@@ -170,11 +184,7 @@ extern "C" __global__ void hisparse_gather(View view, TableOf resident, const in
       from = view.base + (Wide)place * view.row_bytes;
       const int entry = position / page_size;
       if (counts) ++seen[resident.entry[(Wide)row * resident.stride + entry] == 0];
-      if (sums.at != nullptr) {
-        const unsigned want = sums.at[row * sums.stride + position];
-        if (want && want != checksum(from, view.row_bytes) && first_lane())
-          note_fault(faults, OTHER_BYTES, row, owner, position);
-      }
+      if (checks.poison >= 0) check_row(from, view.row_bytes, checks, row, position, owner, faults);
     } else if (position >= 0 && first_lane()) {
       note_fault(faults, NO_COPY, row, owner, position);
     }
@@ -183,6 +193,23 @@ extern "C" __global__ void hisparse_gather(View view, TableOf resident, const in
   if (counts && first_lane()) {
     if (seen[0]) atomicAdd(counts, (Wide)seen[0]);
     if (seen[1]) atomicAdd(counts + 1, (Wide)seen[1]);
+  }
+}
+
+// Checks, behind a resolve whose rows nobody copies out: `places` [n, k] are where the selections lie.
+extern "C" __global__ void hisparse_check_rows(View view, const int* rows, const int* top_k,
+                                               const int* places, int n, int k, int owner, Faults* faults,
+                                               Checks checks) {
+  const Wide total = (Wide)n * k;
+  for (Wide at = warp_id(); at < total; at += warps()) {
+    const int row = rows[at / k], position = row < 0 ? -1 : top_k[at];
+    if (position < 0) continue;
+    const int place = places[at];
+    if (place >= 0)
+      check_row(view.base + (Wide)place * view.row_bytes, view.row_bytes, checks, row, position, owner,
+                faults);
+    else if (first_lane())
+      note_fault(faults, NO_COPY, row, owner, position);
   }
 }
 
@@ -203,8 +230,8 @@ extern "C" __global__ void hisparse_check_selection(const int* rows, const long 
   for (Wide at = blockIdx.x * blockDim.x + threadIdx.x; at < total; at += gridDim.x * blockDim.x) {
     const int token = (int)(at / k), row = rows[token], position = top_k[at];
     if (row < 0 || position < 0) continue;
-    if (position >= reach) note_fault(faults, BEYOND, row, owner, position);
-    else if (position > positions[token]) note_fault(faults, UNWRITTEN, row, owner, position);
+    if (position > positions[token] || position >= reach)
+      note_fault(faults, UNWRITTEN, row, owner, position);
   }
 }
 
