@@ -264,6 +264,19 @@ def test_resolve_says_where_the_rows_are():
 
 
 @on_both
+@pytest.mark.parametrize("rows", [[0, 1], [0, -1, 1]])
+def test_a_follower_may_ask_where_rows_are_that_its_leader_copied_out(rows):
+    rig, step = on_host(rows=2), step_rows(rows)
+    top = np.array([[0, 5, -1, 15], [3, -1, 2, 9], [4, 5, 6, -1]])[: len(rows)]
+    rig.worker.handles[0].gather(step, top)
+    places = value(rig.worker.handles[2].resolve(step))
+    live = (top >= 0) & (np.array(rows) >= 0)[:, None]
+    assert ((places >= 0) == live).all()
+    found = plain(rig.worker.handles[2].resident.rows)[places[live]]
+    assert (found == expect(np.maximum(rows, 0), top, 2)[live]).all()
+
+
+@on_both
 def test_resolve_refuses_what_does_not_fit_together():
     rig = on_host(hot_rows=4, top_k=2)
     top = np.array([[0, 1], [2, 3], [4, 5]])

@@ -196,8 +196,9 @@ class GroupResolver:
             self._fetch(plan, part, tiers, member)
             if part.tokens is None:
                 plan.places = part.call.out
-            elif member == 0:
+            elif not plan.unpacked:  # by the first who asks: a leader may copy out
                 entries.unpack(self.worker, plan, part)
+                plan.unpacked = True
         if self.worker.geometry.checks:  # as copying out does for whoever copies
             entries.check_rows(self.worker, plan, tiers[member].hot, self._owners[member])
         self._close(plan)

@@ -31,7 +31,8 @@ class CudaPlan:
         self.looked_up: Any = None  # tokens that need no resolve, int32 on the device
         self.looked_up_count = 0
         self.parts: list[Part] = []
-        self.places: Any = None  # int32 [n, k] of the looked up
+        self.places: Any = None  # int32 [n, k], once somebody asks where rows are
+        self.unpacked = False  # `places` has what the resolve answered, too
         self.misses: Any = None  # int32 [max_requests]: who sets it has misses added to it
         self.fetched: dict[int, Any] = {}  # member -> event of its fetch on the side stream
         self.left = group.layers
