@@ -20,7 +20,7 @@ import numpy as np
 
 from hisparse.bench.measure import Case, summarise
 from hisparse.config import GIB
-from hisparse.device.cuda.host_memory import Progress
+from hisparse.device.cuda.host_pieces import Progress
 from hisparse.device.cuda.host_register import CudaRegistrar
 from hisparse.device.cuda.kernels import require_cupy
 from hisparse.device.cuda.pinned import pinned_memory

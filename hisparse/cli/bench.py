@@ -14,7 +14,7 @@ from hisparse.cli.errors import say
 from hisparse.config import GIB
 
 if TYPE_CHECKING:
-    from hisparse.device.cuda.host_memory import Progress
+    from hisparse.device.cuda.host_pieces import Progress
 
 
 def _report(measure: Callable[[Path], list[Case]], json: bool) -> None:

@@ -154,7 +154,8 @@ class Kernels(Protocol):
         leaders: Sequence[HiSparseRuntime],
         command: SparseKVOffloadCommand,
     ) -> Sequence[Op]:
-        """Ops for the command's resets and table updates, hot rows forgotten with them."""
+        """Ops for the command's resets and table updates, hot rows forgotten with them. Returns
+        when what the command names of pinned pools may be touched."""
         ...
 
     def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver: ...
@@ -186,9 +187,13 @@ class Device(Protocol):
         up there are at least `guard` more zeros behind each row in memory, or none at all."""
         ...
 
-    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Array:
+    def allocate_pinned(
+        self, size_bytes: int, fill: int = 0, granule: int = 1, layer: int = 0
+    ) -> Array:
         """uint8 ``[size_bytes]`` of pinned host memory that the device can read. One copy moves
-        some of `granule` bytes, counted from the start, and never more."""
+        some of `granule` bytes, counted from the start, and never more. It may be pinned later
+        than this returns: nothing touches what no command has named (`Kernels.change_tables`).
+        Of each `layer` bytes (0: of all) the beginning is used first."""
         ...
 
     def discard(self, array: Array) -> None:

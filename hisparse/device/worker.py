@@ -259,7 +259,9 @@ class HiSparseWorker:
 
         Returns what the scheduler has not said it took in. Idempotent: a second call returns None.
         If the device cannot end its work the error goes up and all memory stays as it is, since
-        something may still write to it; the call may be repeated.
+        something may still write to it; the call may be repeated. So it may after an error of the
+        memory itself, which is raised once: it was not unpinned, or pinning had failed and no step
+        was told.
         """
         if self._closed:
             return None
@@ -267,24 +269,25 @@ class HiSparseWorker:
         self.device.synchronize(None)
         last = self.poll()
         self.transfers.close()
+        self._release_pools()
         self._closed = True
         self.acks.close()
-        self._release_pools()
         self.handles = self.groups = self._runtimes = ()
         del self._applier, self.index, self.suffix
         return last
 
     def _allocate_host(self, fill: int, suffix_bytes: int) -> None:
         geometry, pinned = self.geometry, self.device.allocate_pinned
-        self.host_pool = pinned(geometry.host_pool_bytes, fill, geometry.page_bytes)
+        layer_bytes = geometry.host_pool_bytes // geometry.layers
+        self.host_pool = pinned(geometry.host_pool_bytes, fill, geometry.page_bytes, layer_bytes)
         if suffix_bytes:
             self.suffix_pool = pinned(suffix_bytes, fill, geometry.index_page_bytes)
 
     def _release_pools(self) -> None:
-        for pool in (self.gpu_pool, self.host_pool, self.suffix_pool):
-            if pool is not None:
+        for name in ("gpu_pool", "host_pool", "suffix_pool"):
+            if (pool := getattr(self, name)) is not None:
                 self.device.release(pool)
-        self.gpu_pool = self.host_pool = self.suffix_pool = None
+            setattr(self, name, None)
 
     # -- counters --------------------------------------------------------------------------------
     def group_statistics(self, group: int) -> dict[str, int]:

@@ -72,9 +72,11 @@ class CudaRankDevice(Refusals, CudaDevice):
         self._flags = np.frombuffer(memory, np.int32, _FLAGS)
 
     # -- what is refused -------------------------------------------------------------------------
-    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
+    def allocate_pinned(
+        self, size_bytes: int, fill: int = 0, granule: int = 1, layer: int = 0
+    ) -> Any:
         self.grant_pinned(size_bytes)
-        return super().allocate_pinned(size_bytes, fill, granule)
+        return super().allocate_pinned(size_bytes, fill, granule, layer)
 
     def recommit(self, array: Any, fill: int = 0) -> None:
         self.grant_recommit()
@@ -138,7 +140,6 @@ class CudaRankDevice(Refusals, CudaDevice):
         """The process that had it is gone, and so is its memory, once the device is through."""
         self._let_go()
         self._unread.clear()
-        self._unready.clear()
         self.give_back()
 
 

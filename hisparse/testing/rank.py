@@ -111,9 +111,11 @@ class RankDevice(Refusals, SimDevice):
         super().__init__(seed, lag)
         self._holds: list[SimEvent] = []
 
-    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
+    def allocate_pinned(
+        self, size_bytes: int, fill: int = 0, granule: int = 1, layer: int = 0
+    ) -> Any:
         self.grant_pinned(size_bytes)
-        return super().allocate_pinned(size_bytes, fill, granule)
+        return super().allocate_pinned(size_bytes, fill, granule, layer)
 
     def recommit(self, array: Any, fill: int = 0) -> None:
         self.grant_recommit()

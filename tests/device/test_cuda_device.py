@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -21,12 +22,14 @@ from device_rig import (
     make_config,
     page_rows,
     resident,
+    spill,
     step_rows,
 )
 from graph_rig import GROUPS, KERNEL_NODE, TOP_K, Decode, fixed_rig, placed
 
 from hisparse.device import open_device
 from hisparse.device.cuda.group import EPOCH_STEPS
+from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import resolve_memory
 from hisparse.errors import ConfigError, InvariantViolation, UsageError
 
@@ -332,6 +335,53 @@ def test_checks_forget_the_rows_of_a_request_row_that_is_handed_on():
     assert (value(rig.gather(step_rows([0]), top)[1]) == expect([1], top, 1)).all()
     rig.end()
     rig.device.synchronize()
+
+
+# -- pinning in the background --------------------------------------------------------------------
+
+
+def test_the_first_step_ends_while_the_host_pool_is_being_pinned(monkeypatch):
+    """Four GiB whose pieces are held back, but for the beginnings of layers; the last page of each
+    is waited for by the step that names it."""
+    hosts = 1 << 24
+    gate, pin = threading.Event(), HostMemory._pin_piece
+
+    def held(memory, piece, fill):
+        if memory._pieces._first_use(piece):
+            assert gate.wait(60)
+        pin(memory, piece, fill)
+
+    monkeypatch.setattr(HostMemory, "_pin_piece", held)
+    rig = Rig(make_config(12, TOP_K, REQUESTS, PAGES, groups=GROUPS, hosts=hosts))
+    told = rig.device.statistics
+    top = np.array([[0, 3, 2, -1]])
+    try:
+        rig.begin(tables=(resident(0, 0, 1), hot(0, 30, 31, 32)))
+        rig.write_page(0, 0)
+        rig.end()
+        rig.run_step(tables=(host(0, 0, 1),), transfers=(spill(1, 1, 1),))
+        rig.begin(tables=(resident(0, 0, 0),), fences=(1,))
+        for layer, pending in rig.gather(step_rows([0]), top).items():
+            assert (value(pending) == expect([0], top, layer)).all()
+        rig.end()
+        rig.device.synchronize()
+        assert 0 < told()["pinned_bytes"] < told()["pinned_total_bytes"] >= 4 << 30
+        last = rig.worker.geometry.host_pages - 1
+        opens = threading.Timer(0.2, gate.set)
+        opens.start()
+        rig.begin(tables=(resident(0, 0, 2),))
+        rig.write_page(0, 0)
+        rig.end()
+        assert not gate.is_set()
+        rig.run_step(tables=(host(0, 0, last),), transfers=(spill(2, 2, last),))
+        assert gate.is_set(), "the last page was not there before"
+        rig.begin(tables=(resident(0, 0, 0),), fences=(2,))
+        for layer, pending in rig.gather(step_rows([0]), top).items():
+            assert (value(pending) == expect([0], top, layer)).all()
+        rig.end()
+        rig.device.synchronize()
+    finally:
+        gate.set()
 
 
 # -- refusals, memory -----------------------------------------------------------------------------

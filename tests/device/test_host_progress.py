@@ -1,8 +1,7 @@
-"""How far pinning is: told at any time, and waited for by the first step."""
+"""How far the pinning of host pools is, as `statistics()` tells it."""
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ from test_host_memory import PIECE, Driver, pinned
 
 from hisparse.device.cuda.device import CudaDevice
 from hisparse.device.cuda.host_pages import Placement
-from hisparse.device.cuda.movers import CudaKernels
 
 
 @pytest.fixture
@@ -32,15 +30,12 @@ def pools():
 def device_of(pools):
     """What of a `CudaDevice` needs no GPU."""
     stream = SimpleNamespace(staging=SimpleNamespace(waits=0))
-    device = SimpleNamespace(
+    return SimpleNamespace(
         **dict.fromkeys(("_events", "launches", "copies", "_synchronizes"), 0),
         **dict.fromkeys(("compute", "d2h", "h2d"), stream),
         _pinned={pool.address: pool for pool in pools},
         _allocated={},
-        _unready=list(pools),
     )
-    device.ready = lambda: CudaDevice.ready(device)
-    return device
 
 
 def test_statistics_tell_how_much_is_pinned_and_where_it_lies(pools):
@@ -71,26 +66,3 @@ def test_the_share_of_pages_that_lies_near_the_gpu_is_told(pools):
     assert CudaDevice.statistics(device_of([host]))["pinned_places"] == [
         "pinning: node 0, next to GPU 0000:01:00.0, 98% of its pages there"
     ]
-
-
-def test_the_first_step_waits_until_all_pools_are_pinned(pools):
-    made, drivers = pools
-    device = device_of(made)
-    tables = SimpleNamespace(begin=lambda command: None)
-    worker = SimpleNamespace(device=device, state=lambda _: tables)
-    began = threading.Event()
-
-    def first_step():
-        CudaKernels.change_tables(worker, None, (), None)
-        began.set()
-
-    step = threading.Thread(target=first_step)
-    step.start()
-    drivers[1].go.release(10)
-    drivers[0].go.release(2)
-    made[1].wait()
-    made[0].wait(0, 2 * PIECE)
-    assert not began.wait(0.05), "a piece of the host pool is not pinned yet"
-    drivers[0].go.release()
-    step.join(timeout=30)
-    assert began.is_set() and device._unready == []

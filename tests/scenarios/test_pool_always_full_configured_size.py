@@ -2,8 +2,9 @@
 
 Here a pool is whole pages, their stride included, of no more than was configured; one that cannot
 hold a request of the longest context is refused with the size that would. Pools are pinned while
-the engine sets itself up: `statistics()` tells how far that is, and the first step waits for all of
-it (`device/test_host_progress.py`).
+the engine sets itself up and serves: `statistics()` tells how far that is
+(`device/test_host_progress.py`), and a step waits for the pages that it names
+(`device/test_host_reach.py`).
 
 The arms: a budget of 180 where 40 are needed, one of 40 where 180 are, and an alignment of 2 MiB.
 Of GPU, host pool and workload the least limits what runs, and what waits is told which it is.

@@ -174,7 +174,7 @@ class SimDevice:
         self._discarded.discard(array.ctypes.data)
 
     def allocate_pinned(
-        self, size_bytes: int, fill: int = 0, granule: int = 1
+        self, size_bytes: int, fill: int = 0, granule: int = 1, layer: int = 0
     ) -> npt.NDArray[np.uint8]:
         return self.allocate(size_bytes, fill)
 

@@ -63,7 +63,6 @@ class CudaDevice:
             self.faults = FaultRecord(self)
         self.kernels = CudaKernels(self)
         self._pinned: dict[int, HostMemory] = {}  # by address
-        self._unready: list[HostMemory] = []
         self._allocated: dict[int, GpuMemory] = {}  # by address
         streams = [stream.torch for stream in (self.compute, self.d2h, self.h2d, self.side)]
         dropped = (streams, self._pinned, self._allocated)
@@ -90,40 +89,40 @@ class CudaDevice:
             whole = self.cupy.zeros((rows, entries + guard), self.cupy.int32)
         return whole[:, :entries]
 
-    def allocate_pinned(self, size_bytes: int, fill: int = 0, granule: int = 1) -> Any:
-        memory = pinned_memory(size_bytes, self.index, fill=fill, granule_bytes=granule)
+    def allocate_pinned(
+        self, size_bytes: int, fill: int = 0, granule: int = 1, layer: int = 0
+    ) -> Any:
+        memory = pinned_memory(
+            size_bytes, self.index, fill=fill, granule_bytes=granule, layer_bytes=layer
+        )
         self._pinned[memory.address] = memory
-        self._unready.append(memory)
         if size_bytes <= WAIT_BYTES:
-            self.ready()
+            memory.wait()
         return memory.array
 
-    def ready(self) -> None:
-        """Wait until all pinned memory is there, before work that may touch it is queued.
-        Raises DeviceError if pinning failed."""
-        while self._unready:
-            self._unready[-1].wait()
-            self._unready.pop()
+    def memory_of(self, array: npt.NDArray[np.uint8]) -> HostMemory:
+        """What `allocate_pinned` gave `array` out of."""
+        return self._pinned[array.ctypes.data]
 
     def discard(self, array: Any) -> None:
         if isinstance(array, np.ndarray):
-            self._pinned[array.ctypes.data].discard()
+            self.memory_of(array).discard()
         else:
             self._allocated[array.data.ptr].discard()
 
     def recommit(self, array: Any, fill: int = 0) -> None:
         if isinstance(array, np.ndarray):
-            memory = self._pinned[array.ctypes.data]
+            memory = self.memory_of(array)
             memory.recommit(fill)
-            self._unready.append(memory)
-            self.ready()
+            if memory.size_bytes <= WAIT_BYTES:
+                memory.wait()
         else:
             self._allocated[array.data.ptr].recommit()
             self._fill(array, fill)
 
     def release(self, array: Any) -> None:
         if isinstance(array, np.ndarray):
-            memory = self._pinned[array.ctypes.data]
+            memory = self.memory_of(array)
             memory.release()  # before it is forgotten: what is refused may be tried again
             del self._pinned[memory.address]
         else:
@@ -261,14 +260,20 @@ class CudaDevice:
 def _give_back(
     streams: Sequence[Any], pinned: dict[int, HostMemory], allocated: dict[int, GpuMemory]
 ) -> None:
-    """All memory of a device, once what it was given has ended."""
+    """All memory of a device, once what it was given has ended. Raises DeviceError when all of it
+    is through, with what each said."""
     if pinned or allocated:
         for stream in streams:
             stream.synchronize()
-    while pinned:
-        pinned.popitem()[1].release()
-    while allocated:
-        allocated.popitem()[1].release()
+    errors = []
+    for held in (pinned, allocated):
+        while held:
+            try:
+                held.popitem()[1].release()
+            except DeviceError as error:
+                errors.append(str(error))
+    if errors:
+        raise DeviceError("; ".join(errors))
 
 
 def require_torch() -> Any:

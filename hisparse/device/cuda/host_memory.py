@@ -3,16 +3,17 @@
 Owns an anonymous mapping and its registrations. The mapping is registered with the driver in pieces
 (a single registration has limits of its own: 512 GiB on R580), by background threads that fault a
 piece's pages in, near the GPU, fill them, and register them. Nobody may touch a byte, from the CPU
-or the GPU, before `ready` or `wait` has said so of its interval; what `wait` asks for comes next.
-Makes no events. Linux only.
+or the GPU, before `ready`, `wait` or `wait_each` has said so of its interval, or `pinned` of all;
+what is waited for comes next. Makes no events. Linux only.
 
     pinning -> pinned -> asleep -> pinning ... -> released;   pinning -> failed -> released
 
 A piece that cannot be pinned fails the whole: what nobody was told to be ready is unpinned at once;
-the rest, which work under way may be using, at `release`. A registration that the driver will not
-end keeps its pages and its addresses for good, since the device may still write there. Memory that
-is dropped without `release` is unpinned all the same: a registration that outlived its pages would
-be in the way of whoever gets their addresses next.
+the rest, which work under way may be using, at `release`. Who waits gets the error; if nobody did,
+`release` raises it, when all is given back. A registration that the driver will not end keeps its
+pages and its addresses for good, since the device may still write there. Memory that is dropped
+without `release` is unpinned all the same: a registration that outlived its pages would be in the
+way of whoever gets their addresses next.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from hisparse.device.cuda import host_pages
 from hisparse.device.cuda.host_pages import Placement
-from hisparse.device.cuda.host_pieces import Piece, Pieces
+from hisparse.device.cuda.host_pieces import Piece, Pieces, Progress
 from hisparse.device.cuda.host_register import Registrar, unpin
 from hisparse.device.host_demand import suspects
 from hisparse.device.host_limits import HostLimits, gib, read_limits
@@ -41,19 +41,6 @@ THREADS_MAX = 4
 _kept: list[mmap.mmap] = []  # mappings that the driver would not let go
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far pinning is. `placement`: where the pages should lie; `local_share`: of their pages,
-    how many do, once all are pinned, and None if that is unknown or does not matter."""
-
-    registered_bytes: int
-    total_bytes: int
-    elapsed_s: float
-    state: str
-    placement: str
-    local_share: float | None
-
-
 class HostMemory:
     """`size_bytes` of pinned memory; returns at once and pins in the background.
 
@@ -62,6 +49,8 @@ class HostMemory:
         registrar: what pins.
         fill: what every byte is at first.
         granule_bytes: bytes, from the start on, that no piece border falls into.
+        layer_bytes: of each of the layers that it is made of, whose beginnings are pinned first; 0:
+            it has none, and is pinned from its beginning on.
         piece_bytes: most bytes of a registration (one granule-and-page unit at least).
         threads: that pin, at most.
         placement: where pages should lie.
@@ -79,6 +68,7 @@ class HostMemory:
         *,
         fill: int = 0,
         granule_bytes: int = 1,
+        layer_bytes: int = 0,
         piece_bytes: int = PIECE_BYTES,
         threads: int = THREADS_MAX,
         placement: Placement | None = None,
@@ -94,7 +84,7 @@ class HostMemory:
         self.size_bytes, self.what = size_bytes, what
         self._registrar, self._limits, self._on_progress = registrar, limits, on_progress
         self._placement, self._threads_max = placement or Placement(), threads
-        self._pieces = Pieces(size_bytes, piece_bytes, granule_bytes, what)
+        self._pieces = Pieces(size_bytes, piece_bytes, granule_bytes, what, layer_bytes)
         mapped = self._pieces.mapped_bytes
         try:
             self._map = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -110,6 +100,7 @@ class HostMemory:
         self._threads: list[threading.Thread] = []
         self._state = "asleep"
         self._error: DeviceError | None = None
+        self._heard = True  # by somebody, of the error
         dropped = (registrar, self._pieces, self.address, self._map)
         self._dropped = weakref.finalize(self, _unpin_dropped, *dropped)
         self._dropped.atexit = False  # a process that ends is unpinned by the driver
@@ -123,6 +114,11 @@ class HostMemory:
             raise UsageError(f"{self.what}: released")
         return self._bytes[: self.size_bytes]
 
+    @property
+    def pinned(self) -> bool:
+        """Whether all of it is pinned and filled; takes no lock and never raises."""
+        return self._state == "pinned"
+
     def ready(self, offset: int = 0, size: int | None = None) -> bool:
         """Whether bytes ``[offset, offset + size)`` (to the end, if None) are pinned and filled.
 
@@ -134,10 +130,12 @@ class HostMemory:
     def wait(self, offset: int = 0, size: int | None = None) -> None:
         """Block until `ready`; pieces of the interval are taken up next. Raises as `ready` does."""
         with self._changed:
-            pieces = self._pieces.covering(offset, size)
-            self._pieces.want(pieces)
-            while not self._ready(pieces):
-                self._changed.wait()
+            self._wait(self._pieces.covering(offset, size))
+
+    def wait_each(self, offsets: npt.NDArray[np.int64], size: int) -> None:
+        """`wait` for the `size` bytes, a granule at most, at each of `offsets` (one at least)."""
+        with self._changed:
+            self._wait(self._pieces.holding(offsets, size))
 
     def pieces(self, offset: int, size: int) -> list[tuple[int, int]]:
         """The interval, cut at the borders of registrations: (offset, size) of each part."""
@@ -170,10 +168,10 @@ class HostMemory:
         try:
             unpin(self._registrar, self._pieces, self._pieces.all, self.address, self._map)
         except DeviceError as error:
-            self._error, self._state = error, "failed"
+            self._error, self._state, self._heard = error, "failed", True
             raise
         with self._changed:
-            self._error, self._state = None, "asleep"
+            self._state = "asleep"
             self._changed.notify_all()
 
     def recommit(self, fill: int = 0) -> None:
@@ -185,7 +183,7 @@ class HostMemory:
             self._refused = host_pages.bind(self.address, len(self._map), self._placement.node)
         self._local: float | None = None
         self._began = self._ended = time.monotonic()
-        self._state, self._stopping = "pinning", False
+        self._state, self._stopping, self._error = "pinning", False, None
         self._running = min(self._threads_max, len(self._pieces))
         self._threads = [
             threading.Thread(target=self._pin, args=(fill,), name=f"pin {self.what}", daemon=True)
@@ -197,7 +195,8 @@ class HostMemory:
     def release(self) -> None:
         """Unpin, give the pages back, and unmap once no view is left. A second call does nothing.
 
-        Raises DeviceError as `discard` does; the mapping of such a piece is never given up.
+        Raises DeviceError as `discard` does; the mapping of such a piece is never given up. Raises
+        it too, with all given back, where pinning had failed and nobody was told.
         """
         if self._state == "released":
             return
@@ -211,13 +210,22 @@ class HostMemory:
         self._dropped.detach()
         self._state, self._bytes = "released", None
         del self._map
+        if self._error is not None and not self._heard:
+            raise self._error
 
     # -- pinning -----------------------------------------------------------------------------------
+    def _wait(self, pieces: Sequence[Piece]) -> None:
+        """The lock is held."""
+        self._pieces.want(pieces)
+        while not self._ready(pieces):
+            self._changed.wait()
+
     def _ready(self, pieces: Sequence[Piece]) -> bool:
         """The lock is held."""
         if self._state == "pinned":
             return True
         if self._state == "failed":
+            self._heard = True
             raise DeviceError(str(self._error)) from self._error
         if self._state != "pinning":
             raise UsageError(f"{self.what}: it is {self._state}, nothing of it is pinned")
@@ -239,7 +247,7 @@ class HostMemory:
             with self._changed:
                 if not isinstance(error, DeviceError):
                     error = self._failed(f"pinning stopped: {error!r}")
-                self._error = self._error or error
+                self._error, self._heard = self._error or error, False
         finally:
             self._leave()
 

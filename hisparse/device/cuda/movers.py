@@ -213,9 +213,12 @@ class CudaKernels:
         leaders: Sequence[HiSparseRuntime],
         command: SparseKVOffloadCommand,
     ) -> Sequence[Op]:
-        """One launch a step, which sets the step's number too."""
-        self.device.ready()
-        return [partial(self.state(tables).begin, command)]
+        """One launch a step, which sets the step's number too. What the command names of pinned
+        pools is waited for here, before any of its work is queued. Raises DeviceError where its
+        pinning failed."""
+        state = self.state(tables)
+        state.wait_host(command)
+        return [partial(state.begin, command)]
 
 
 class CudaCopies:

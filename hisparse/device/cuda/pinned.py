@@ -6,10 +6,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hisparse.device.cuda import host_pages
-from hisparse.device.cuda.host_memory import PIECE_BYTES, HostMemory, Progress
+from hisparse.device.cuda.host_memory import PIECE_BYTES, HostMemory
+from hisparse.device.cuda.host_pieces import Progress
 from hisparse.device.cuda.host_register import CudaRegistrar, try_memlock
 from hisparse.device.host_demand import check_pool
 from hisparse.device.host_limits import read_limits
+
+PIECE_BYTES_MIN = 32 << 20  # work beside pinning slows down as they get smaller
+_PIECES_OF_A_LAYER = 8  # of which the first step waits for one
+
+
+def piece_bytes(layer_bytes: int) -> int:
+    """Of a registration in a pool whose layers are so long; 0: it has none."""
+    if not layer_bytes:
+        return PIECE_BYTES
+    return min(max(layer_bytes // _PIECES_OF_A_LAYER, PIECE_BYTES_MIN), PIECE_BYTES)
 
 
 def pinned_memory(
@@ -18,6 +29,7 @@ def pinned_memory(
     *,
     fill: int = 0,
     granule_bytes: int = 1,
+    layer_bytes: int = 0,
     on_progress: Callable[[Progress], object] | None = None,
     what: str = "host pool",
 ) -> HostMemory:
@@ -34,6 +46,8 @@ def pinned_memory(
         registrar,
         fill=fill,
         granule_bytes=granule_bytes,
+        layer_bytes=layer_bytes,
+        piece_bytes=piece_bytes(layer_bytes),
         placement=host_pages.near_gpu(registrar.pci_bus_id, limits, size_bytes),
         on_progress=on_progress,
         what=what,

@@ -14,6 +14,7 @@ import numpy as np
 from hisparse.device.binding import BoundCache
 from hisparse.device.checks import checksum_bytes
 from hisparse.device.cuda.kernels import ResolveSizes
+from hisparse.device.cuda.reach import HostReach
 from hisparse.device.cuda.resolver import ResolveCall
 from hisparse.device.cuda.tables import TableWriter
 from hisparse.device.handle import PagedCacheView
@@ -68,6 +69,7 @@ class WorkerState:
         self._heap: dict[tuple[int, int], list[ResolveCall]] = {}
         self._writer: TableWriter | None = None
         self._sums: Any = None
+        self._reach: HostReach | None = None
         with self.device.compute.current():
             self.step = self.device.cupy.zeros((1,), self.device.cupy.int32)
 
@@ -82,6 +84,8 @@ class WorkerState:
         """The worker's cache stands: nothing is added any more."""
         g, device = self.geometry, self.device
         self._layers = {handle.resident: handle.layer for handle in cache.handles}
+        suffix = device.memory_of(cache.suffix[0].base) if cache.suffix else None
+        self._reach = HostReach(g, device.memory_of(cache.host[0].base), suffix)
         shape = (g.max_requests, g.layers, self.sizes.reach)
         with device.compute.current():
             if taken := checksum_bytes(g).taken:
@@ -98,6 +102,11 @@ class WorkerState:
         if self._sums is None or layer is None:
             return 0, 0
         return self._sums[0, layer].data.ptr, self._sums[0].size
+
+    def wait_host(self, command: SparseKVOffloadCommand) -> None:
+        """Before anything of it is queued: see `HostReach.wait`."""
+        assert self._reach is not None, "a cache that was not bound"
+        self._reach.wait(command)
 
     def begin(self, command: SparseKVOffloadCommand) -> None:
         """Queue the command's table work and its step number."""
