@@ -293,13 +293,16 @@ class HiSparseConfig(_Model):
         """
         return ceil_div(self.schedule.step_rows, self.pools.page_size)
 
+    @property
+    def backed_pages(self) -> int:
+        """Blocks with which a request of any length can go on: its window, and a hot region to read
+        all other pages through. One of no more pages needs no host tier, and stays resident."""
+        return self.window_pages + self.hot_blocks if self.offload else self.max_pages
+
     def steady_blocks(self, tokens: int) -> int:
         """GPU blocks that a request of `tokens` tokens needs to be sure to finish."""
         pages = ceil_div(tokens, self.pools.page_size)
-        index = ceil_div(pages, self.index_pages_per_block)
-        if not self.offload:
-            return pages + index
-        return min(pages, self.window_pages) + index + self.hot_blocks
+        return min(pages, self.backed_pages) + ceil_div(pages, self.index_pages_per_block)
 
 
 def check_capacity(config: HiSparseConfig) -> HiSparseConfig:

@@ -64,7 +64,7 @@ class SchedulerRig:
         self.log = log or MemoryLog(None)
         self.coordinator = HiSparseCoordinator(self.config, self.log)
         self.connector = HiSparseConnector(KVConnectorRole.SCHEDULER, coordinator=self.coordinator)
-        self.hasher = PageHasher(PAGE)
+        self.hasher = PageHasher(self.config.pools.page_size)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.commands: list[SparseKVOffloadCommand] = []
         self.sent: dict[int, int] = {}  # transfer -> epoch
@@ -125,7 +125,8 @@ class SchedulerRig:
             end = int(self.state.rows.computed[request.row]) + count
             if end == len(tokens):
                 tokens.append(1000 + len(tokens))
-            chain = self.hasher.extend(b"", tokens[: end // PAGE * PAGE])
+            size = self.hasher.page_size
+            chain = self.hasher.extend(b"", tokens[: end // size * size])
             hashes += [(request.row, h) for h in chain[len(request.hashes) :]]
         rows, counts = [r.row for r, _ in batch], [n for _, n in batch]
         if batch:

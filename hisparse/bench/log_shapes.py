@@ -190,7 +190,7 @@ def _decode(directory: Path, events: int) -> None:
 SHAPES: dict[str, Callable[[Path, int], None]] = {
     "wide": _decode,
     "narrow": lambda where, events: _serve(where, events, 1, 400, 2000),
-    "pressure": lambda where, events: _serve(where, events, 1, 120, 400),
+    "pressure": lambda where, events: _serve(where, events, 1, 16, 400),
     "ranks": lambda where, events: _serve(where, events, 8, 400, 2000),
-    "streamed": lambda where, events: _serve(where, events, 1, 120, 400, Streamed),
+    "streamed": lambda where, events: _serve(where, events, 1, 16, 400, Streamed),
 }

@@ -23,7 +23,7 @@ AT_LEAST_ONE, AT_LEAST_NONE = click.IntRange(1), click.IntRange(0)
 
 @click.command()
 @click.option("--requests", type=AT_LEAST_ONE, default=2, show_default=True)
-@click.option("--blocks", type=AT_LEAST_ONE, default=3, show_default=True, help="GPU blocks.")
+@click.option("--blocks", type=AT_LEAST_ONE, default=2, show_default=True, help="GPU blocks.")
 @click.option("--host-pages", type=AT_LEAST_ONE, default=2, show_default=True)
 @click.option("--transfers", type=AT_LEAST_ONE, default=2, show_default=True, help="At once.")
 @click.option("--ranks", type=click.IntRange(1, 3), default=2, show_default=True)

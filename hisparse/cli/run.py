@@ -162,6 +162,7 @@ def run(
     limit_threads()
     progress = Progress()
     from hisparse.cli.models import build_model
+    from hisparse.engine.report import fewer_than_resident
     from hisparse.engine.run import Job, succeeded
     from hisparse.engine.run import as_json as report_json
 
@@ -170,6 +171,8 @@ def run(
     finally:
         progress.close()
     click.echo(report_json(report) if as_json else table(grouped(report)))
+    if fewer := fewer_than_resident(report):
+        say(fewer)
     violations = report["invariants"]["violations"]
     for violation in violations[:5]:
         say(f"violated: {violation['invariant']} at seq {violation['seq']}: {violation['message']}")
@@ -226,7 +229,9 @@ GROUPS = {
     "same GPU budget, peak": "gpu_blocks block_bytes "
     "index_pages_per_block padded_share_mean padded_share_worst padded_share_mean_else "
     "request_bytes_needed request_bytes_held request_bytes_padded concurrent_requests_hisparse "
-    "concurrent_requests_resident peak_gpu_blocks_hisparse peak_gpu_blocks_resident",
+    "concurrent_requests_resident requests_refused_resident waited_for_rows waited_for_gpu_blocks "
+    "waited_for_host_pages peak_gpu_blocks_hisparse "
+    "peak_gpu_blocks_resident",
     "leased at the end": "gpu_blocks_leased_at_end host_pages_leased_at_end",
     "tiers": "spills write_backs restores pages_published prefix_hit_tokens "
     "suffix_pages_asked suffix_pages_loaded suffix_pages_stored suffix_pages_evicted "

@@ -96,6 +96,7 @@ class ReferenceEngine:
         self.done: list[Served] = []
         self._ending: dict[tuple[str, int], Served] = {}  # at their end, not yet certain
         self.peaks = Peaks()
+        self.waits: dict[str, set[tuple[str, int]]] = {}  # resource -> who waited for it
         self._output = KVConnectorOutput()
         self._stalled = 0
 
@@ -290,6 +291,9 @@ class ReferenceEngine:
         self.peaks.gpu_blocks = max(self.peaks.gpu_blocks, used)
         running = int(state.rows.live.sum())
         self.peaks.concurrent_requests = max(self.peaks.concurrent_requests, running)
+        for key in state.waiting:
+            if resource := state.requests[key].deferred:
+                self.waits.setdefault(resource, set()).add(key)
         idle = computed or not state.requests
         self._stalled = 0 if idle else self._stalled + 1
         if self._stalled > STALL_STEPS_MAX:

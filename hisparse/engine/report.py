@@ -59,6 +59,7 @@ def served_figures(
         "host_pages_leased_at_end": held["host_pages_used"],
         "peak_gpu_blocks_hisparse": engine.peaks.gpu_blocks,
         "concurrent_requests_hisparse": engine.peaks.concurrent_requests,
+        **{f"waited_for_{name}": len(who) for name, who in sorted(engine.waits.items())},
         "spills": counts["spills"],
         "write_backs": counts["write_backs"],
         "restores": counts["restores"],
@@ -76,6 +77,26 @@ def served_figures(
         "log_bytes": log.written_bytes,
         "state_digest": coordinator.digest(),
     }
+
+
+def fewer_than_resident(report: dict[str, Any]) -> str | None:
+    """Why the run held fewer requests at once than its GPU blocks hold all-resident, and what to
+    change; None if it did not."""
+    held, resident = (report[f"concurrent_requests_{name}"] for name in ("hisparse", "resident"))
+    if held >= resident:
+        return None
+    said = f"held {held} requests at once, and {resident} would be all-resident: "
+    if refused := report["requests_refused_resident"]:
+        return said + (
+            f"there {refused} were refused that do not fit, of which each has others wait here: "
+            "raise gpu_blocks, or lower hot_rows or prefill_chunk"
+        )
+    if waited := report.get("waited_for_host_pages"):
+        return said + f"{waited} requests waited for host pages: raise host_pool_gib"
+    return said + (
+        "those that wait are admitted once pages have left, and others ended before: raise "
+        "gpu_blocks, or use policy host_first"
+    )
 
 
 def verified_figures(

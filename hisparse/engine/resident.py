@@ -43,16 +43,19 @@ class ResidentBaseline:
         self._eos, self._step_ms, self._abort_at = eos, step_ms, abort_at
 
     def figures(self) -> dict[str, int]:
-        """Requests held at once at the same GPU budget, and blocks used without bound."""
-        bounded = self._peaks(self._config.pools.gpu_blocks)
+        """At the same GPU budget, requests held at once and those that do not fit it at all; and
+        blocks used without bound."""
+        bounded, refused = self._served(self._config.pools.gpu_blocks)
         size = self._config.pools.page_size
         pages = sum(ceil_div(len(w.prompt) + w.max_new, size) + 1 for w in self._workload)
         return {
             "concurrent_requests_resident": bounded.concurrent_requests,
-            "peak_gpu_blocks_resident": self._peaks(2 * pages + 2).gpu_blocks,
+            "requests_refused_resident": refused,
+            "peak_gpu_blocks_resident": self._served(2 * pages + 2)[0].gpu_blocks,
         }
 
-    def _peaks(self, gpu_blocks: int) -> Peaks:
+    def _served(self, gpu_blocks: int) -> tuple[Peaks, int]:
+        """Peaks with so many blocks, and how many requests were refused."""
         policy = self._config.policy.model_copy(update={"name": "resident"})
         pools = self._config.pools.model_copy(update={"gpu_blocks": gpu_blocks})
         config = self._config.model_copy(
@@ -71,5 +74,5 @@ class ResidentBaseline:
             eos=self._eos,
             step_ms=self._step_ms,
         )
-        engine.run(self._workload, abort_at=self._abort_at)
-        return engine.peaks
+        served = engine.run(self._workload, abort_at=self._abort_at)
+        return engine.peaks, sum(request.outcome == "refused" for request in served)

@@ -212,6 +212,7 @@ class State:
         self.index_pages_per_block = config.index_pages_per_block
         self.hot_blocks = config.hot_blocks
         self.window_pages = config.window_pages
+        self.backed_pages = config.backed_pages
         self.seq = 0
         self.step = 0
         self.now_us = 0

@@ -1,8 +1,10 @@
 """Admission: a waiting request gets its row and all its promises at once, or waits for a named one.
 
-Budgets checked together: request rows, host pages, and GPU blocks for the steady-state need (hot
-region, index blocks to the end, resident window with lookahead). What a spill could reclaim counts:
-it is reclaimed before the answer is "wait". Lookup leases what it promises in the same decision.
+Budgets checked together: request rows, host pages, and GPU blocks for the steady-state need (index
+blocks to the end; hot region and resident window with lookahead, or all pages where they are no
+more). So nobody waits for GPU blocks who would have them all-resident. What a spill could reclaim
+counts: it is reclaimed before the answer is "wait". Lookup leases what it promises in the same
+decision.
 
     prompt pages    0 ....... local ....... hit ......................... pages_max
     resident        adopted / restored        | window, then while there is room
@@ -23,7 +25,7 @@ from hisparse.fsm.machines import BlockRole, BlockState
 from hisparse.fsm.state import Request, State
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
-from hisparse.kv.budget import spare
+from hisparse.kv.budget import passing_pages, spare, stays
 from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.host_pool import next_page_epochs, page_epochs, take_pages
 from hisparse.kv.policies.registry import policy_of
@@ -83,7 +85,7 @@ def admit(
         yield from _share_index(state, request, local, hit, cause)
         if suffix is not None and hit > local:
             yield from suffix.load(row, local, hit, cause)
-    if config.offload and policy_of(state).host_first:
+    if config.offload and policy_of(state).host_first and not stays(state)[row]:
         yield from lease_hot(state, row, cause)
     elif hit:
         yield from _place_hit(state, row, hit, cause)
@@ -103,8 +105,8 @@ def _binding(state: State, request: Request) -> Binding | None:
             return ("host_pages", need, have)
     need = config.steady_blocks(request.max_tokens)
     need += len(_cached_index_sources(state, request, hit))
-    if config.offload and state.rows.live.any():
-        need += config.step_pages
+    if state.rows.live.any():
+        need += passing_pages(state, request, hit)
     if spare(state) < need:
         return ("gpu_blocks", need, spare(state))
     return None
@@ -202,7 +204,8 @@ def _place_hit(state: State, row: int, hit: int, cause: int) -> Decision[None]:
     pages = state.table(Table.HOST)[row, :hit].astype(np.int64)
     blocks = state.pages.partner[pages].astype(np.int64)
     cached = state.blocks.state[blocks] == BlockState.CACHED
-    entries = np.flatnonzero(cached)[: spare(state)]
+    stay = bool(stays(state)[row])
+    entries = np.flatnonzero(cached)[: None if stay else spare(state)]
     if len(entries):
         adopted = blocks[entries]
         epochs = block_epochs(state, adopted)
@@ -210,7 +213,7 @@ def _place_hit(state: State, row: int, hit: int, cause: int) -> Decision[None]:
     missing = np.flatnonzero(state.table(Table.RESIDENT)[row, :hit] == 0)
     if not len(missing):
         return
-    if spare(state) < len(missing) + state.config.policy.watermark_blocks:
+    if not stay and spare(state) < len(missing) + state.config.policy.watermark_blocks:
         yield from lease_hot(state, row, cause)
         return
     fresh = yield from take_blocks(state, len(missing), cause)

@@ -28,7 +28,7 @@ from hisparse.fsm.machines import BlockRole, BlockState, PageState
 from hisparse.fsm.state import State
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs, next_block_epochs, take_blocks
-from hisparse.kv.budget import spare
+from hisparse.kv.budget import spare, window_unmet
 from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.managers import HiSparseHotManager
 from hisparse.kv.policies.base import ask_promotions
@@ -65,9 +65,11 @@ def promote(state: State, cause: int) -> Decision[None]:
 
 
 def _reserve(state: State, hot: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """Blocks that promotion leaves alone: the watermark, and what resident requests will take."""
+    """Blocks that promotion leaves alone: the watermark, and what resident requests will take
+    beyond what they are promised."""
     rows = state.rows
-    growing = np.where(rows.live & ~hot, rows.pages_max - rows.resident, 0)
+    rest = rows.pages_max - rows.resident - window_unmet(state)
+    growing = np.where(rows.live & ~hot, rest, 0)
     return int(growing.sum()) + state.config.policy.watermark_blocks
 
 

@@ -23,12 +23,13 @@ from hisparse.fsm.machines import BlockState, BlockTrigger, PageState, TransferS
 from hisparse.fsm.state import Key, State, Transfer
 from hisparse.fsm.wire import Table, TransferKind
 from hisparse.kv.block_pool import block_epochs
-from hisparse.kv.budget import spare
+from hisparse.kv.budget import spare, stays
 from hisparse.kv.decision import I64, Decision, ints
 from hisparse.kv.host_pool import next_page_epochs, take_pages
 from hisparse.kv.lifecycle import end_request, release_copies
 from hisparse.kv.managers import HiSparseIndexManager, HiSparseResidentManager
 from hisparse.kv.residency import lease_hot, reclaim
+from hisparse.kv.transfers import pin
 
 
 def rewind(state: State, row: int, failed: list[Transfer], cause: int) -> Decision[None]:
@@ -69,7 +70,8 @@ def rewind_to_page(state: State, row: int, first: int, cause: int) -> Decision[b
 
 def give_back_restores(state: State, failed: list[Transfer], cause: int) -> Decision[None]:
     """Blocks that restores among `failed` were to fill for live requests, once no rank fills them
-    any more. Their host pages are valid, and are read through the hot region from now on."""
+    any more. Their host pages are valid, and are read through the hot region from now on. Who stays
+    has none, and restores them again (so often as `kv.acknowledgements` lets copies fail)."""
     rows: dict[int, list[int]] = {}
     for t in failed:
         over = t.kind is TransferKind.RESTORE and t.transfer not in state.transfers
@@ -77,6 +79,9 @@ def give_back_restores(state: State, failed: list[Transfer], cause: int) -> Deci
         if over and kept and state.rows.live[t.row]:
             rows.setdefault(t.row, []).append(t.entry)
     for row, entries in rows.items():
+        if stays(state)[row]:
+            yield from pin(state, TransferKind.RESTORE, row, np.array(entries), cause)
+            continue
         yield from lease_hot(state, row, cause)
         yield from HiSparseResidentManager(state).give_back(
             row, np.array(entries), BlockTrigger.abandoned, cause

@@ -1,6 +1,7 @@
 """`reclaim_first`: nobody waits for GPU blocks while pages that are on the host hold some.
 
-A page above its request's window whose host copy is valid can go at once, and costs nothing. So
+A page above its request's window whose host copy is valid can go at once, and costs nothing, but
+where window and hot region are no less than all pages of the request. So
 when the head of the queue has waited for GPU blocks from one step to the next, no copy is under way
 that would free any, and nothing was spilled meanwhile, no such page may have been there all the
 time. Recounted from tables and states; shares no code with those who decide.
@@ -57,9 +58,9 @@ def _could_go(state: State) -> Held:
     found: Held = set()
     resident = state.table(Table.RESIDENT)
     for row in np.flatnonzero(state.rows.live).tolist():
-        blocks = resident[row]
-        window = min(int(state.rows.pages_max[row]), state.window_pages)
-        if np.count_nonzero(blocks) <= window:
+        blocks, window = resident[row], state.window_pages
+        stays = state.rows.pages_max[row] <= window + state.hot_blocks
+        if stays or np.count_nonzero(blocks) <= window:
             continue
         whole = blocks[: int(state.rows.computed[row]) // state.page_size].astype(np.int64)
         clean = whole[(whole > 0) & (state.blocks.state[whole] == BlockState.CLEAN)]

@@ -14,7 +14,7 @@ from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.snapshot import snapshot
 
-TINY = ("--requests", 3, "--scale", 0.01, "--page-size", 8, "--top-k", 8, "--hot-rows", 16)
+TINY = ("--requests", 4, "--scale", 0.025, "--page-size", 8, "--top-k", 8, "--hot-rows", 16)
 CODEC = Codec(EVENT_TYPES)
 EARLY = 20  # a place before all damage
 GAP_FROM, GAP_TO = 61, 80  # while these are told the disk is full: the commits up to 60 and 70 fail
@@ -43,7 +43,7 @@ def make_logs(folder: Path) -> dict[str, Path]:
     shutil.copytree(good, logs["damage"])
     flip(logs["damage"] / "scheduler" / "00000001.seg")
     rewritten(good, logs["early damage"], segment_bytes=1500)
-    flip(logs["early damage"] / "scheduler" / "00000003.seg")
+    flip(logs["early damage"] / "scheduler" / "00000004.seg")
     rewritten(good, logs["gap"], dropping=True)
     rewritten(good, logs["gap and snapshot"], dropping=True, snapshots=True)
     assert call("log", "recover", logs["damage"], "--salvage", logs["salvaged"]).exit_code == 3

@@ -123,7 +123,7 @@ def test_the_stream_of_a_rank_can_be_asked_for(recorded):
 def test_a_run_takes_a_snapshot_every_so_many_events(tmp_path):
     config = RunConfig.model_validate(
         {
-            "requests": 4,
+            "requests": 8,
             "scale": 0.02,
             "verify": False,
             "log": {"mode": "disk", "dir": tmp_path, "snapshot_events": 100},

@@ -29,7 +29,7 @@ def crowd(tmp_path):
         followups=1,
     )
     write_trace(tmp_path / "crowd.jsonl", trace)
-    sizes = "--seed 3 --scale 0.015 --page-size 8 --top-k 8 --hot-rows 16 --gpu-blocks 60"
+    sizes = "--seed 3 --scale 0.015 --page-size 8 --top-k 8 --hot-rows 16 --gpu-blocks 52"
     leaving = "--preempt-rate 0.5 --abort-rate 0.2"
     return ["--trace", tmp_path / "crowd.jsonl", *sizes.split(), *leaving.split(), "--json"]
 

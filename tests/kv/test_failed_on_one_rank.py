@@ -16,7 +16,7 @@ ON_PRESSURE = {"write_back": "on_pressure", "promote_after_steps": 4, "promote_p
 CASES = {
     TransferKind.WRITE_BACK: {},
     TransferKind.SPILL: {"blocks": 26} | ON_PRESSURE,
-    TransferKind.RESTORE: {"blocks": 30} | ON_PRESSURE,
+    TransferKind.RESTORE: {"blocks": 27} | ON_PRESSURE,
 }
 
 

@@ -10,19 +10,19 @@ from hisparse.fsm.machines import HotState
 from hisparse.fsm.wire import TransferKind
 
 CALM = 4
-BLOCKS = 30
+BLOCKS = 28
 
 
-def relieved(write_back="eager", **changes):
-    """A long request that lost pages to a short one, which has just ended."""
+def relieved(write_back="eager", rows=64, **changes):
+    """A long request that lost pages to a short one, which has just ended; `rows` a step."""
     changes = {"promote_after_steps": CALM, "promote_pages": 2} | changes
     rig = SchedulerRig(make_config(blocks=BLOCKS, write_back=write_back, **changes))
     long = rig.arrive("long", list(range(40)), new=24)
     rig.step()
     short = rig.arrive("short", [900 + i for i in range(44)], new=4)
     for _ in range(3):
-        rig.step()
-    assert rig.blocks(long).count(0) > 2 and rig.state.requests[long].hot is HotState.LEASED
+        rig.step(rows=rows)
+    assert rig.blocks(long).count(0) > 1 and rig.state.requests[long].hot is HotState.LEASED
     rig.coordinator.abort(*short)
     return rig, long
 
@@ -70,7 +70,7 @@ def test_nothing_comes_back_before_the_hold_is_over_and_few_pages_a_step():
 
 
 def test_a_gpu_copy_that_is_still_cached_is_taken_back_without_a_copy():
-    rig, long = relieved("eager")
+    rig, long = relieved("eager", rows=4)  # the short one did not come to use what was made room
     before = len(rig.events(ev.BlocksAdopted))
     commands = [rig.step() for _ in range(CALM + 10)]
     assert not any(restores(command) for command in commands)

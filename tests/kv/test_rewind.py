@@ -18,7 +18,7 @@ PROMPT = list(range(40))
 def squeezed(enqueued=None):
     """(rig, request, its spills): spills are enqueued (all, or that many) and replaced, and one
     step was computed since."""
-    rig = SchedulerRig(make_config(blocks=26, write_back="on_pressure"))
+    rig = SchedulerRig(make_config(blocks=24, write_back="on_pressure"))
     first = rig.arrive("first", PROMPT, new=20)
     rig.step()
     rig.arrive("second", [900 + i for i in range(40)])

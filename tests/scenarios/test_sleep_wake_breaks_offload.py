@@ -27,7 +27,7 @@ class World:
     def __init__(self):
         self.job = Job(RunConfig(suffix_gib=0.0005, **SMALL))
         self.replica = HiSparseBackend(
-            self.job.hisparse, device=open_device("cpu", seed=1, lag=0.9)
+            self.job.hisparse, device=open_device("cpu", seed=1, lag=0.8)
         )
         self.coordinator = self.replica.coordinator
         runner = TieredRunner(self.job.model, TieredCache(self.replica.worker), self.replica.rank)

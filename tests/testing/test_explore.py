@@ -21,7 +21,7 @@ TWO_RANKS = World(requests=2, ranks=2, crashes=0, failures=1)
 
 
 @pytest.mark.parametrize(
-    ("world", "unique", "schedulers"), [(ONE, 1643, 359), (TWO, 3561, 1336)], ids=["one", "two"]
+    ("world", "unique", "schedulers"), [(ONE, 1636, 281), (TWO, 2137, 802)], ids=["one", "two"]
 )
 def test_a_small_world_is_explored_to_its_end_and_its_counts_stay(world, unique, schedulers):
     result = Search(world).run()
@@ -97,7 +97,7 @@ def test_a_coordinator_with_a_cache_that_branches_do_not_know_is_refused():
         Search(ONE)
 
 
-LONG = World(requests=1, pages=3, blocks=5, host_pages=4, ranks=1, crashes=0, failures=1)
+LONG = World(requests=1, pages=4, blocks=6, host_pages=5, ranks=1, crashes=0, failures=1)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ WRITE_BACK, SPILL, RESTORE = (
 )
 TWO_RANKS = World(requests=1, ranks=2, transfers=1, failures=1)
 TWO_PAGES = World(requests=1, ranks=1, pages=2, blocks=5, host_pages=3, failures=1)
-LONG = {"requests": 2, "pages": 3, "blocks": 6, "host_pages": 6, "transfers": 1}
+LONG = {"requests": 2, "pages": 4, "blocks": 7, "host_pages": 8, "transfers": 1}
 SPILLING = World(ranks=2, write_back="on_pressure", **LONG)
 RESTORING = World(ranks=1, shared_pages=0, **LONG)
 
@@ -90,7 +90,7 @@ def edited(machine, state, trigger, to):
         (TWO_RANKS, WRITE_BACK, 2217),
         (TWO_PAGES, WRITE_BACK, 679),
         (SPILLING, SPILL, 3590),
-        (RESTORING, RESTORE, 272),
+        (RESTORING, RESTORE, 1648),
     ],
     ids=["two_ranks", "two_pages", "spilling", "restoring"],
 )

@@ -32,7 +32,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Sizes of a world; blocks and pages count without the null one."""
 
     requests: int = 2
-    blocks: int = 3  # of the GPU pool
+    blocks: int = 2  # of the GPU pool
     host_pages: int = 2
     transfers: int = 2  # in flight at once; what would plan another does not happen meanwhile
     ranks: int = 2
