@@ -60,7 +60,7 @@ class HiSparseBackend:
 
     Raises:
         ConfigError: field, value and fix; CapacityError where one request, or on a GPU the pinned
-            pools of this node, could not fit.
+            pools of this node or what the GPU is to hold, could not fit.
         DeviceError: the backend is not there.
         LogError, UsageError: the log is another's.
     """

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hisparse.fsm import events
 
 if TYPE_CHECKING:
+    from hisparse.config import HiSparseConfig
     from hisparse.device.binding import BoundCache
     from hisparse.device.handle import PagedCacheView
     from hisparse.device.layout import Geometry
@@ -122,8 +123,9 @@ class Kernels(Protocol):
     """The byte movers. Methods run inside a stream op and see memory as it is then, but for those
     that make something."""
 
-    def check(self, geometry: Geometry) -> None:
-        """Raise ConfigError for a geometry that the kernels cannot hold, before memory is taken."""
+    def check(self, config: HiSparseConfig) -> None:
+        """Before memory is taken: raise ConfigError for sizes that the kernels cannot hold,
+        CapacityError for what the accelerator has no room for."""
         ...
 
     def write_rows(

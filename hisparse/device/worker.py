@@ -81,7 +81,7 @@ class HiSparseWorker:
         geometry = Geometry.of(config)
         # Where copies are made to fail, bytes that nobody wrote are read, and thrown away later.
         self.geometry = replace(geometry, checks=geometry.checks and copy_fault is None)
-        device.kernels.check(self.geometry)
+        device.kernels.check(config)
         self.device = device
         self.rank = rank
         self.worker_epoch = worker_epoch

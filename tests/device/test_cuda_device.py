@@ -31,7 +31,7 @@ from hisparse.device import open_device
 from hisparse.device.cuda.group import EPOCH_STEPS
 from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import resolve_memory
-from hisparse.errors import ConfigError, InvariantViolation, UsageError
+from hisparse.errors import CapacityError, ConfigError, InvariantViolation, UsageError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
@@ -392,6 +392,21 @@ def test_rows_that_are_no_whole_pieces_are_refused_at_start():
     layout = config.layout.model_copy(update={"row_bytes": 650})
     with pytest.raises(ConfigError, match=r"row_bytes=650: .* use 656"):
         Rig(config.model_copy(update={"layout": layout}))
+
+
+def test_a_pool_beyond_the_card_is_refused_before_anything_is_taken():
+    import cupy
+
+    before, total = cupy.cuda.runtime.memGetInfo()
+    config = make_config()
+    layout = config.layout.model_copy(update={"row_bytes": 1152})
+    config = config.model_copy(update={"layout": layout})
+    blocks = total // config.block_bytes  # the context itself has taken some
+    pools = config.pools.model_copy(update={"gpu_blocks": blocks})
+    with pytest.raises(CapacityError, match=rf"pools\.gpu_blocks={blocks} .* free of") as caught:
+        Rig(config.model_copy(update={"pools": pools}))
+    assert 0 < caught.value.fixes["pools.gpu_blocks"] < blocks
+    assert before - cupy.cuda.runtime.memGetInfo()[0] < 1 << 30
 
 
 def test_a_request_beyond_the_hot_region_is_taken_in_waves():

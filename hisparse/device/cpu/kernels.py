@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from hisparse.config import HiSparseConfig
 from hisparse.device.backend import Op, Tiers
 from hisparse.device.binding import BoundCache
 from hisparse.device.cpu.checks import LayerChecks
@@ -38,7 +39,7 @@ class CpuKernels:
         self._rows = np.empty((0, 0), dtype=np.uint8)  # fetched ones, on their way
         self._checks: WeakKeyDictionary[PagedCacheView, LayerChecks] = WeakKeyDictionary()
 
-    def check(self, geometry: Geometry) -> None:
+    def check(self, config: HiSparseConfig) -> None:
         """numpy holds what memory holds."""
 
     def write_rows(

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from hisparse.device import backend
 from hisparse.device.cuda.faults import FaultRecord
+from hisparse.device.cuda.gpu_demand import GpuRoom
 from hisparse.device.cuda.gpu_memory import GpuMemory
 from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import require_cupy
@@ -70,6 +71,18 @@ class CudaDevice:
         self._dropped.atexit = False  # of a process that ends the driver takes it
 
     # -- memory ----------------------------------------------------------------------------------
+    def room(self, wanted_bytes: int) -> GpuRoom:
+        """What is free. Where it is less than `wanted_bytes`, what CuPy holds for nobody is given
+        back first."""
+        cupy, cuda = self.cupy, self.torch.cuda
+        if cupy.cuda.runtime.memGetInfo()[0] < wanted_bytes:
+            cupy.get_default_memory_pool().free_all_blocks()
+        free, total = cupy.cuda.runtime.memGetInfo()
+        cached = cuda.memory_reserved(self.index) - cuda.memory_allocated(self.index)
+        return GpuRoom(
+            f"GPU {self.index} ({cuda.get_device_name(self.index)})", free, total, cached
+        )
+
     def allocate(self, size_bytes: int, fill: int = 0) -> Any:
         cupy, memory = self.cupy, GpuMemory(size_bytes, self.index)
         self._allocated[memory.address] = memory

@@ -15,10 +15,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hisparse.config import HiSparseConfig
 from hisparse.device.backend import Op, Tiers
 from hisparse.device.binding import BoundCache
 from hisparse.device.cuda.arrays import address
 from hisparse.device.cuda.copies import PageCopies
+from hisparse.device.cuda.gpu_demand import check_gpu, demand_bytes
 from hisparse.device.cuda.group import GroupResolver
 from hisparse.device.cuda.kernels import load
 from hisparse.device.cuda.plan import CudaPlan
@@ -63,8 +65,9 @@ class CudaKernels:
         self._states: WeakKeyDictionary[DeviceTables, WorkerState] = WeakKeyDictionary()
         self._uploaded: tuple[StepRows, Any, Any] | None = None
 
-    def check(self, geometry: Geometry) -> None:
-        sizes_of(geometry)
+    def check(self, config: HiSparseConfig) -> None:
+        sizes_of(Geometry.of(config))
+        check_gpu(config, self.device.room(demand_bytes(config)))
 
     # -- launching -------------------------------------------------------------------------------
     def launch(self, name: str, units: int, *arguments: Any, threads_a_unit: int = 32) -> None:
