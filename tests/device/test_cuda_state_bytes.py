@@ -22,6 +22,8 @@ FETCH_SMS = 8  # of the GPU's, at most, are busy with a fetch
 class Kernel:
     """Keeps the grid of each launch."""
 
+    shared_size_bytes = 5552
+
     def __init__(self):
         self.grids = []
 
@@ -32,8 +34,14 @@ class Kernel:
 class Cupy:
     """NumPy, and a device of `places` multiprocessors."""
 
-    def __init__(self, places=132):
-        device = SimpleNamespace(attributes={"MultiProcessorCount": places})
+    def __init__(self, places=132, capability="90", block_bytes=232_448):
+        device = SimpleNamespace(
+            attributes={
+                "MultiProcessorCount": places,
+                "MaxSharedMemoryPerBlockOptin": block_bytes,
+            },
+            compute_capability=capability,
+        )
         self.cuda = SimpleNamespace(Device=lambda: device)
 
     def __getattr__(self, name):
@@ -48,8 +56,8 @@ def made(monkeypatch):
     def get(name):
         return kernels.setdefault(name, Kernel())
 
-    def make(sizes, requests, layers, places=132):
-        monkeypatch.setattr(resolver, "require_cupy", lambda: Cupy(places))
+    def make(sizes, requests, layers, *device):
+        monkeypatch.setattr(resolver, "require_cupy", lambda: Cupy(*device))
         tables = CudaTables(None, None, None)
         return CudaResolver(sizes, tables, requests, layers, np.zeros(1, np.int32))
 
@@ -96,7 +104,28 @@ def test_a_fetch_is_launched_on_eight_multiprocessors_at_most(places, requests, 
     leader.replay(call, 1, 0, 0)
     leader.replay(call, 2, 0, 0)
     fetches = [blocks for (blocks,) in made.kernels["hisparse_replay"].grids]
-    ((resolve,),) = made.kernels["hisparse_resolve"].grids
+    shared = made.kernels.get("hisparse_resolve_one", Kernel()).grids
+    ((resolve,),) = shared or made.kernels["hisparse_resolve"].grids
+    assert bool(shared) == (requests == 1 and places > FETCH_SMS)
     for blocks in (*fetches, resolve - requests):  # a resolve has a block that plans a request
         assert 0 < blocks <= min(FETCH_SMS, places - 1)
     assert len(fetches) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "span", "device", "shared"),
+    [
+        (1, 1, (132, "90"), True),
+        (1, 1, (148, "100"), True),
+        (1, 1, (108, "80"), False),  # no clusters
+        (1, 1, (8, "90"), False),  # nor eight multiprocessors beside one that plans
+        (1, 1, (132, "90", 6000), False),  # nor memory for what they tell each other
+        (2, 1, (132, "90"), False),
+        (2, 2, (132, "90"), False),
+    ],
+)
+def test_one_row_is_resolved_by_eight_blocks_where_the_device_can(rows, span, device, shared, made):
+    sizes = ResolveSizes(64, 32, 64, 16, 656, 512)
+    made(sizes, 2, 3, *device).resolve(ResolveCall(sizes, rows, span), None)
+    launched = {name for name, kernel in made.kernels.items() if kernel.grids}
+    assert launched == {"hisparse_resolve_one" if shared else "hisparse_resolve"}

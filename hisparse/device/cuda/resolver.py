@@ -25,6 +25,7 @@ from hisparse.device.cuda.kernels import CALLS_MAX, THREADS, ResolveSizes, load,
 from hisparse.errors import UsageError
 
 FETCH_BLOCKS = 8  # keeps the link full, and leaves the other SMs to attention
+CLUSTER_CAPABILITY = 90  # from which on eight blocks can share their memory
 _STATE = "map positions order group group_step step"
 _ARGUMENTS = np.dtype(
     [(name, np.uint64) for name in f"rows top_k resident host hot {_STATE}".split()]
@@ -106,9 +107,23 @@ class CudaResolver:
         self.tickets = cupy.zeros((layers,), cupy.uint64)
         self.counters = cupy.zeros((2,), cupy.uint64)
         # A fetching block waits for planning blocks: these must always find a place beside them.
-        places = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+        device = cupy.cuda.Device()
+        places = int(device.attributes["MultiProcessorCount"])
         self.fetch_blocks = min(FETCH_BLOCKS, places - 1)
         assert self.fetch_blocks > 0, f"{places} multiprocessors cannot plan and fetch at once"
+        self._resolve_one = self._cluster_kernel(device)
+
+    def _cluster_kernel(self, device: Any) -> Any:
+        """The kernel for calls of one row, whose look-ups the blocks of a cluster share; None for a
+        device that has no clusters of so many, or less memory in a block than it takes."""
+        if int(device.compute_capability) < CLUSTER_CAPABILITY or self.fetch_blocks < FETCH_BLOCKS:
+            return None
+        kernel = load("resolve_one.cu", self.sizes).get_function("hisparse_resolve_one")
+        shared = kernel.shared_size_bytes + self.sizes.shared_bytes
+        if shared > device.attributes["MaxSharedMemoryPerBlockOptin"]:
+            return None
+        kernel.max_dynamic_shared_size_bytes = self.sizes.shared_bytes
+        return kernel
 
     @property
     def state_bytes(self) -> int:
@@ -139,8 +154,10 @@ class CudaResolver:
         block_rows + offset) and hold the selected bytes; -1 for padding, and for a position that
         has no copy, which `lost` counts.
         """
-        blocks = self.fetch_blocks + call.lines // call.span
-        self._resolve((blocks,), (THREADS,), (arguments,), shared_mem=self.sizes.shared_bytes)
+        kernel, blocks = self._resolve, self.fetch_blocks + call.lines // call.span
+        if call.lines == 1 and self._resolve_one is not None:
+            kernel, blocks = self._resolve_one, FETCH_BLOCKS  # of which seven fetch
+        kernel((blocks,), (THREADS,), (arguments,), shared_mem=self.sizes.shared_bytes)
 
     def replay(self, call: ResolveCall, member: int, host_rows: int, pool_rows: int) -> None:
         """Queue follower `member`'s (1..layers-1) fetch of the plan of `call`: one launch."""

@@ -74,9 +74,10 @@ __device__ __forceinline__ unsigned clamp(int position) {
 }
 
 // Slots of positions, -1 where they have none. The loads begin here and are not waited for.
+template <int N = ENTRIES>
 __device__ __forceinline__ void look_up(const int* position, const short* map, int* slot) {
 #pragma unroll
-  for (int i = 0; i < ENTRIES; ++i)
+  for (int i = 0; i < N; ++i)
     asm volatile("ld.global.s16 %0, [%1];" : "=r"(slot[i]) : "l"(map + clamp(position[i])) : "memory");
 }
 

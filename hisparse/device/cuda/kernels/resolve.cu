@@ -17,38 +17,7 @@
 // Planning is two trips to memory, the look-ups in the map and the instructions of 32 warps: hence
 // loads that stand where they begin, tables in shared memory, and one scan that numbers the misses and
 // ranks the victims together.
-//
-// Compile-time sizes beside those of order.cuh: CALLS (most calls of a group in a step).
-#include "entries.cuh"
-
-struct Resolve {
-  const int* rows;      // [n] request row, -1: graph padding
-  const int* top_k;     // [n, TOPK] positions, -1: padding
-  const int* resident;  // [R, PAGES + 1] block; the last entry stays 0
-  const int* host;      // [R, PAGES + 1] host page; likewise
-  const int* hot;       // [R, HOT_BLOCKS] block
-  short* map;
-  int* positions;
-  unsigned short* order;
-  unsigned char* group;
-  int* group_step;
-  const int* step;      // the step under way
-  int call;             // which call of this group in the step, below CALLS
-  int requests;         // planning blocks
-  int span;             // rows a request
-  int layers;           // of the group
-  int* out;             // [n, TOPK] pool row, -1: padding, or nothing to read
-  Miss* misses;         // [n, TOPK], a line's first `count` are there
-  Word* count;          // [n]
-  Word* tickets;        // [layers of the group]
-  unsigned long long* counters;  // misses, entries with no copy
-  const uint4* host_rows;        // the leader's layer
-  uint4* pool_rows;
-};
-
-__device__ __forceinline__ uint32_t epoch_of(int step, int call) {
-  return (uint32_t)step * CALLS + (uint32_t)call;
-}
+#include "plan.cuh"
 
 // All rows of a request that has no hot region: what is not resident is nowhere.
 __device__ __forceinline__ void plan_resident(const Resolve& p, unsigned first_line,
@@ -64,30 +33,6 @@ __device__ __forceinline__ void plan_resident(const Resolve& p, unsigned first_l
     }
     store_out(p.out + (size_t)(first_line + row) * TOPK, where);
     if (lost) atomicAdd(p.counters + 1, (unsigned long long)lost);
-  }
-}
-
-// Put the sources of a line's new misses on its list, for whole warps.
-__device__ __forceinline__ void list_sources(Shared& s, Miss* list, uint32_t epoch, const Entries& e) {
-  const int lane = thread() & 31;
-  unsigned who[ENTRIES], many = 0;
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) {
-    who[i] = __ballot_sync(ALL, e.is_new[i]);
-    many += __popc(who[i]);
-  }
-  if (!many) return;
-  int next = lane == 0 ? atomicAdd(&s.listed, many) : 0;
-  next = __shfl_sync(ALL, next, 0);
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) {
-    const int index = next + __popc(who[i] & ((1u << lane) - 1));
-    if (e.is_new[i]) {
-      const uint32_t source = (uint32_t)e.page[i] * PAGE + (unsigned)e.position[i] % PAGE;
-      store_word(&list[index].source, epoch, source);
-      s.hash_index[e.at[i]] = (unsigned short)index;
-    }
-    next += __popc(who[i]);
   }
 }
 
@@ -129,33 +74,6 @@ __device__ __forceinline__ unsigned place_entries(Shared& s, const Table& reside
       ++lost;
   }
   return lost;
-}
-
-// Give the misses of a row their slots: targets for who fetches, the map for the steps after.
-__device__ __forceinline__ void replace(Shared& s, const HotWords& now, Miss* list, uint32_t epoch,
-                                        short* map, int* positions, Entries& e) {
-  bool first[ENTRIES];
-  take_victims(s, now.order, e.at, first, e.slot);
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) {
-    if (!first[i]) continue;
-    e.where[i] = pool_row(s, e.slot[i]);
-    store_word(&list[s.hash_index[e.at[i]]].target, epoch, e.where[i]);
-    s.hash_entry[e.at[i]] = (unsigned)e.where[i];  // for its duplicates
-  }
-  reorder(s, now.order);  // its barrier comes before the duplicates look
-#pragma unroll
-  for (int i = 0; i < ENTRIES; ++i) {
-    if (e.at[i] < 0) continue;
-    if (!first[i]) {
-      e.where[i] = (int)s.hash_entry[e.at[i]];
-      continue;
-    }
-    const int gone = positions[e.slot[i]];
-    positions[e.slot[i]] = e.position[i];
-    map[e.position[i]] = (short)e.slot[i];
-    if (gone >= 0) map[gone] = -1;
-  }
 }
 
 // Plan all rows of planning block `b`.
@@ -203,9 +121,7 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
   resident.stage();
   host.stage();
   if (t < HOT_BLOCKS) s.hot[t] = hot_block;
-#pragma unroll
-  for (int j = 0; j < SLOTS / 4; ++j)
-    s.group[t * (SLOTS / 4) + j] = old_step == step ? now.group[j] : 0;
+  stage_group(s, now, old_step == step);
   __syncthreads();
   bool moved = false, touched = false;
   for (int row = 0; row < p.span; ++row) {
@@ -223,16 +139,12 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
       store_out(p.out + (size_t)line * TOPK, e.where);
       if (hits) {
         touched = true;
-        bool differs = false;
-#pragma unroll
-        for (int j = 0; j < SLOTS / 4; ++j)
-          differs |= (s.group[t * (SLOTS / 4) + j] & USED4) != (now.group[j] & USED4);
-        reordered = __syncthreads_or(differs);
+        reordered = used_otherwise(s, now);
         if (reordered) reorder(s, now.order);
       }
     } else {
       touched = true;
-      replace(s, now, list, epoch, map, positions, e);
+      replace<false>(s, now, list, epoch, map, positions, e);
       store_out(p.out + (size_t)line * TOPK, e.where);
       if (t == 0) atomicAdd(p.counters, (unsigned long long)misses);
     }
