@@ -74,17 +74,14 @@ __device__ __forceinline__ void stage_group(Shared& s, const HotWords& now, bool
     s.group[thread() * (SLOTS / 4) + j] = same_step ? now.group[j] : 0;
 }
 
-// Give the misses of a row their slots: targets for who fetches, the map for the steps after. `EARLY`: what
-// the victims held is asked for before the order moves, so that nobody waits for it.
-template <bool EARLY>
+// Give the misses of a row their slots: targets for who fetches, the map for the steps after.
 __device__ __forceinline__ void replace(Shared& s, const HotWords& now, Miss* list, uint32_t epoch,
                                         short* map, int* positions, Entries& e) {
   bool first[ENTRIES];
   take_victims(s, now.order, e.at, first, e.slot);
-  int gone[ENTRIES];
+  int gone[ENTRIES];  // what the victims held: asked for before the order moves, so that nobody waits for it
 #pragma unroll
-  for (int i = 0; i < ENTRIES; ++i)
-    if (EARLY && first[i]) gone[i] = positions[e.slot[i]];
+  for (int i = 0; i < ENTRIES; ++i) gone[i] = first[i] ? positions[e.slot[i]] : -1;
 #pragma unroll
   for (int i = 0; i < ENTRIES; ++i) {
     if (!first[i]) continue;
@@ -100,7 +97,6 @@ __device__ __forceinline__ void replace(Shared& s, const HotWords& now, Miss* li
       e.where[i] = (int)s.hash_entry[e.at[i]];
       continue;
     }
-    if (!EARLY) gone[i] = positions[e.slot[i]];
     positions[e.slot[i]] = e.position[i];
     map[e.position[i]] = (short)e.slot[i];
     if (gone[i] >= 0) map[gone[i]] = -1;

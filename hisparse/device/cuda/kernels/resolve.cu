@@ -144,7 +144,7 @@ __device__ __forceinline__ void plan_request(const Resolve& p, Shared& s, unsign
       }
     } else {
       touched = true;
-      replace<false>(s, now, list, epoch, map, positions, e);
+      replace(s, now, list, epoch, map, positions, e);
       store_out(p.out + (size_t)line * TOPK, e.where);
       if (t == 0) atomicAdd(p.counters, (unsigned long long)misses);
     }

@@ -16,14 +16,6 @@ constexpr int PLACED = -1, UNPLACED = -2;  // instead of a slot
 constexpr int PART = (TOPK + 4 * LOOKERS - 1) / (4 * LOOKERS) * 4;  // entries of a looker, whole words
 constexpr int MINE = (PART + THREADS - 1) / THREADS;                // of a thread
 
-// A load that begins where it stands, of what no launch changes while it runs: through the L1 cache, since all
-// warps ask for the same few words at first.
-__device__ __forceinline__ int load_fixed(const int* at) {
-  int value;
-  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(at));
-  return value;
-}
-
 struct Exchange {
   Word arrived;
   unsigned unplaced[CLUSTER];  // entries of each looker
@@ -58,7 +50,7 @@ __device__ __forceinline__ bool look_up_part(const Resolve& p, Shared& s, Exchan
   for (int i = 0; i < MINE; ++i) {
     const unsigned at = i * THREADS + t;
     entry[i] = at < PART ? min(looker * PART + at, (unsigned)TOPK) : TOPK;
-    position[i] = entry[i] < TOPK ? load_fixed(p.top_k + entry[i]) : -1;
+    position[i] = entry[i] < TOPK ? load_now(p.top_k + entry[i]) : -1;
   }
   if (sends) cluster_wait();
   if (request < 0) {
@@ -70,15 +62,15 @@ __device__ __forceinline__ bool look_up_part(const Resolve& p, Shared& s, Exchan
   const int* hot = part_of(p.hot, request, HOT_BLOCKS);
   const int* resident = part_of(p.resident, request, PAGES + 1);
   const short* map = part_of(p.map, request, MAP_STRIDE);
-  const bool has_hot = load_fixed(hot) != 0;
+  const bool has_hot = load_now(hot) != 0;
 #pragma unroll
   for (int i = 0; i < MINE; ++i) {
     block[i] = slot[i] = -1;
     if (i * THREADS + t / 32 * 32 >= PART) continue;  // the warp has none
-    block[i] = load_fixed(resident + clamp(position[i]) / PAGE);
+    block[i] = load_now(resident + clamp(position[i]) / PAGE);
     look_up<1>(position + i, map, slot + i);
   }
-  if (t < HOT_BLOCKS) s.hot[t] = load_fixed(hot + t);
+  if (t < HOT_BLOCKS) s.hot[t] = load_now(hot + t);
   unsigned unplaced = 0;
 #pragma unroll
   for (int i = 0; i < MINE; ++i) {
@@ -150,7 +142,7 @@ __device__ __forceinline__ void plan_row(const Resolve& p, Shared& s, Exchange& 
   if (t == 0 && request < 0) store_word(p.count, epoch, 0);
   if (request < 0) return;
   const int* hot = part_of(p.hot, request, HOT_BLOCKS);
-  const bool has_hot = load_fixed(hot) != 0;
+  const bool has_hot = load_now(hot) != 0;
   unsigned char* group = part_of(p.group, request, STRIDE);
   unsigned short* order = part_of(p.order, request, STRIDE);
   Table host = {part_of(p.host, request, PAGES + 1), s.host};
@@ -161,7 +153,7 @@ __device__ __forceinline__ void plan_row(const Resolve& p, Shared& s, Exchange& 
   load_order(order, now);
   if (t == 0 && !has_hot) store_word(p.count, epoch, 0);
   if (!has_hot) return;
-  if (t < HOT_BLOCKS) s.hot[t] = load_fixed(hot + t);
+  if (t < HOT_BLOCKS) s.hot[t] = load_now(hot + t);
   stage_group(s, now, old_step == step);
   host.stage();
   __syncthreads();
@@ -179,7 +171,7 @@ __device__ __forceinline__ void plan_row(const Resolve& p, Shared& s, Exchange& 
   }
   bool moved = misses > 0;
   if (misses) {
-    replace<true>(s, now, p.misses, epoch, part_of(p.map, request, MAP_STRIDE),
+    replace(s, now, p.misses, epoch, part_of(p.map, request, MAP_STRIDE),
             part_of(p.positions, request, STRIDE), e);
   } else if (hits) {
     moved = used_otherwise(s, now);
@@ -205,8 +197,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
   const unsigned rank = cluster_rank();
   if (thread() == 0) make_barrier(&x.arrived);
   cluster_arrive();
-  const int request = load_fixed(p.rows);
-  const int step = load_fixed(p.step);
+  const int request = load_now(p.rows);
+  const int step = load_now(p.step);
   if (rank == PLANNER)
     plan_row(p, s, x, request, step);
   else if (look_up_part(p, s, x, rank - 1, request))

@@ -53,16 +53,18 @@ __device__ __forceinline__ void store_word(Word* at, uint32_t epoch, uint32_t va
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((Word)epoch << 32 | value));
 }
 
-// Loads that begin where they stand: the compiler puts plain ones behind the wait for another.
+// Loads that begin where they stand, of what no launch changes while it runs: the compiler puts plain ones
+// behind the wait for another. They go through the L1 cache, since all warps of the device ask for the same few
+// words at first.
 __device__ __forceinline__ int load_now(const int* at) {
   int value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at));
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(at));
   return value;
 }
 
 __device__ __forceinline__ int2 load_now(const int2* at) {
   int2 v;
-  asm volatile("ld.relaxed.gpu.global.v2.s32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  asm volatile("ld.global.v2.s32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
   return v;
 }
 
@@ -232,8 +234,9 @@ __device__ __forceinline__ void fetch_plan(Plan plan, int n, uint32_t epoch, End
         while ((uint32_t)(word >> 32) != epoch);
         rest = max(0, (int)(uint32_t)word - (base + t < early ? share : 0));
       }
+      total = 0;
+      if (!__syncthreads_or(rest > 0)) continue;
       const unsigned before = scan(rest, s.sums[side], &total);
-      if (total == 0) continue;
       if (t < WINDOW) s.end[side][t] = before + rest;
       __syncthreads();
 #pragma unroll
