@@ -429,10 +429,12 @@ def test_what_the_model_passes_may_be_of_torch_or_of_cupy():
 
     rig = fixed_rig()
     rig.begin(tables=(resident(0, 0, 1), resident(0, 1, 2)))
-    rig.worker.handles[0].write(page_rows(0, 0), torch.tensor(contents(0, 0, range(PAGE))).cuda())
-    more = cupy.asarray(contents(0, 0, range(PAGE, 2 * PAGE)))
+    with rig.device.on_compute():  # as a model does: what other streams make is not waited for
+        ours = torch.tensor(contents(0, 0, range(PAGE))).cuda()
+        more = cupy.asarray(contents(0, 0, range(PAGE, 2 * PAGE)))
+        chosen = torch.tensor([[0, 5, 3, -1]]).cuda()
+    rig.worker.handles[0].write(page_rows(0, 0), ours)
     rig.worker.handles[0].write(page_rows(0, 1), more)
-    chosen = torch.tensor([[0, 5, 3, -1]]).cuda()
     got = rig.worker.handles[0].gather(step_rows([0]), chosen).result()
     assert isinstance(got, torch.Tensor)
     assert (plain(got) == expect([0], np.array([[0, 5, 3, -1]]), 0)).all()
