@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 from hisparse.backend import HiSparseBackend
 from hisparse.bench.measure import Case, summarise
+from hisparse.errors import ConfigError
 from hisparse.integrations.transformers import HiSparseCache, config_of, detach, tiny_model
 
 PAGE = 16
@@ -91,6 +92,9 @@ class GenerateBench:
         }
         config = config_of(self.model, **sizes)
         if not resident:
+            if config.max_pages <= config.backed_pages:  # `backed_pages`: nothing would leave
+                need = config.backed_pages * PAGE - self.steps
+                raise ConfigError(f"--context {self.context} stays resident: use at least {need}")
             least = self.lines * config.steady_blocks(longest) + config.step_pages + 1
             sizes["pools"]["gpu_blocks"] = least
             config = config_of(self.model, policy={"watermark_blocks": least}, **sizes)

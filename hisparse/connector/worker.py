@@ -123,9 +123,11 @@ class WorkerConnector(HiSparseConnector):
 
     def write(self, layer: int, data: Any) -> None:
         """New rows of `layer`: uint8 ``[n, row_bytes]``, one for each token of the plan, in its
-        order. Read as they are now; the array may be used again at once."""
+        order. Read as they are now; the array may be used again at once. Raises UsageError for a
+        layer that was written in this step: what reads its rows may have read them."""
         plan = self._begun("write")
         handle = self._handle(layer, "write")
+        _check_once(plan, layer in self._written, f"write(layer={layer})", "layer")
         shape = (len(plan), self.config.layout.row_bytes)
         given = self._given(data, f"write(layer={layer}): data", shape)
         if len(plan):
@@ -136,6 +138,7 @@ class WorkerConnector(HiSparseConnector):
         """New indexer rows of `group`: uint8 ``[n, index_row_bytes]``; like `write`."""
         plan = self._begun("write_index")
         self._check_group(group, "write_index")
+        _check_once(plan, group in self._indexed, f"write_index(group={group})", "group")
         shape = (len(plan), self.config.layout.index_row_bytes)
         what = f"write_index(group={group}): data"
         given = self._given(data, what, shape)
@@ -289,9 +292,11 @@ class WorkerConnector(HiSparseConnector):
         return made
 
     def _answer(self, array: Any) -> Any:
-        from hisparse.device.exchange import as_kind
+        if not self._tensors:
+            return array
+        from hisparse.device.exchange import as_tensor
 
-        return as_kind(array, self._tensors)
+        return as_tensor(array)
 
     @staticmethod
     def _check_positions(plan: StepPlan, top_k: Any, what: str) -> None:
@@ -306,3 +311,14 @@ class WorkerConnector(HiSparseConnector):
                 f"{what}[{i}, {j}] is {top_k[i, j]}: token {i} may select 0..{ends[i] - 1}, which "
                 "its request has written, or -1 for none"
             )
+
+
+def _check_once(plan: StepPlan, written: bool, what: str, unit: str) -> None:
+    """Raises UsageError, beginning with `what`, for rows of the plan that are `written`."""
+    if written and len(plan):
+        more = f", and of {len(plan.requests) - 1} more" if len(plan.requests) > 1 else ""
+        raise UsageError(
+            f"{what}: the rows of request {plan.requests[0]!r} from position "
+            f"{plan.first_positions[0]} on{more} are written in step {plan.step} already: pass all "
+            f"rows of a {unit} in one call, or abandon_step and plan them anew"
+        )

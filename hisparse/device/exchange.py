@@ -10,12 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hisparse.device.backend import Array, Device
 from hisparse.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 _ON_GPU = "__cuda_array_interface__"
 
@@ -87,11 +90,12 @@ def _strides(array: Array) -> tuple[int, ...]:
     return tuple(array.stride()) if hasattr(array, "stride") else tuple(array.strides)
 
 
-def as_kind(array: Array, tensor: bool) -> Any:
-    """`array` of a backend as a torch tensor, or as it is; no copy."""
-    if not tensor or is_tensor(array):
-        return array
+def as_tensor(array: Array) -> torch.Tensor:
+    """`array` of a backend as a torch tensor, without a copy: numpy, or what lies on a GPU."""
     import torch
+
+    if isinstance(array, torch.Tensor):
+        return array
 
     if isinstance(array, np.ndarray):
         return torch.from_numpy(array)

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,15 +54,6 @@ class Fetch:
 def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
-
-
-def as_tensor(array: Any, device: torch.device) -> torch.Tensor:
-    """`array` of a backend, without a copy: numpy, or anything that lies on a GPU."""
-    if isinstance(array, torch.Tensor):
-        return array
-    if isinstance(array, np.ndarray):
-        return torch.from_numpy(array)
-    return torch.as_tensor(array, device=device)
 
 
 @cache

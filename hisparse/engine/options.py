@@ -84,10 +84,14 @@ def run_fields(data: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str,
     Raises ConfigError for keys that nobody knows, and for those that a run decides itself.
     """
     known = [*known_paths(HiSparseConfig), "run", *(f"run.{name}" for name in WORKLOAD)]
-    refused = []
+    refused, said = [], set()
     for path, origin in origins.items():
         decided = next((p for p in DECIDED if path == p or path.startswith(f"{p}.")), None)
         if decided is not None:
+            if (decided, origin) in said:
+                continue  # of a whole section, one reason
+            said.add((decided, origin))
+            path = decided
             why = f"`hisparse run` takes no {decided}, {DECIDED[decided]}: leave it out"
         elif path not in known:
             why = unknown_key(path, known)

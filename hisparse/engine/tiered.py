@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from hisparse.config import ceil_div
+from hisparse.device.exchange import as_tensor
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
-from hisparse.engine.accelerator import as_tensor
 from hisparse.engine.builtin_kv import FixedKV
 from hisparse.fsm.wire import Table
 
@@ -69,7 +69,7 @@ class TieredCache(FixedKV):
         self.worker.index.write(group, self._rows, self._given(data))
 
     def index_keys(self, group: int, row: int, length: int) -> torch.Tensor:
-        return as_tensor(self.worker.index.keys(group, row, length).result(), self.device)
+        return as_tensor(self.worker.index.keys(group, row, length).result())
 
     def all_keys(self, group: int, positions: int) -> torch.Tensor:
         entries = ceil_div(positions, self.worker.index.views[group].span.rows_per_block)
@@ -79,7 +79,7 @@ class TieredCache(FixedKV):
             named = table[self._requests.clamp(min=0).long(), :entries]
             return blocks[named.long()].flatten(1, 2)[:, :positions]
 
-        keys = as_tensor(self.worker.device.produce(read).result(), self.device)
+        keys = as_tensor(self.worker.device.produce(read).result())
         beyond = positions - keys.shape[1]  # drafts may lie behind the last position of the tables
         return torch.nn.functional.pad(keys, (0, 0, 0, beyond)) if beyond else keys
 
@@ -87,9 +87,9 @@ class TieredCache(FixedKV):
         """Blocks of a group, uint8 [blocks, rows, bytes], and the INDEX table: the memory itself,
         bound once, since a capture makes no such calls."""
         if group not in self._bound:
-            worker, device = self.worker, self.device
-            blocks = as_tensor(worker.index.views[group].array, device)
-            self._bound[group] = blocks, as_tensor(worker.tables[Table.INDEX], device)
+            worker = self.worker
+            blocks = as_tensor(worker.index.views[group].array)
+            self._bound[group] = blocks, as_tensor(worker.tables[Table.INDEX])
         return self._bound[group]
 
     def gather(self, layer: int, top_k: torch.Tensor | None) -> torch.Tensor:
@@ -97,7 +97,7 @@ class TieredCache(FixedKV):
             self._selection = top_k
         given = None if top_k is None else self._given(top_k)
         pending = self.worker.handles[layer].gather(self._rows, given)
-        out = as_tensor(pending.result(), self.device)
+        out = as_tensor(pending.result())
         if self.keep:
             group = self.worker.handles[layer].runtime.group
             plan = None if top_k is None else group.calls[-1].plan

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
+from hisparse.device.exchange import as_tensor
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
-from hisparse.engine.accelerator import Fetch, as_tensor
+from hisparse.engine.accelerator import Fetch
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.reference import ReferenceResult
 from hisparse.engine.served import Served
@@ -125,7 +125,7 @@ class LiveChecks:
 
     def _look(self, step: int, wanted: Wanted) -> None:
         """Inside the op: take the tables as they are now, to be compared once they are here."""
-        tables = (as_tensor(self.worker.tables[t], torch.device("cuda")) for t in Table)
+        tables = (as_tensor(self.worker.tables[t]) for t in Table)
         fetch = Fetch(*tables)
         if fetch.ready:
             self._compare(step, wanted, fetch)

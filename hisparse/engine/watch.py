@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from hisparse.device.backend import Resolver
+from hisparse.device.exchange import as_tensor
 from hisparse.device.plan import Plan
 from hisparse.device.rows import StepRows
 from hisparse.device.worker import HiSparseWorker
-from hisparse.engine.accelerator import Fetch, as_tensor
+from hisparse.engine.accelerator import Fetch
 from hisparse.engine.selections import Resolved, SelectionRecorder
 from hisparse.engine.tiered import Gathered
 from hisparse.fsm.wire import Table
@@ -76,7 +77,7 @@ class StepWatch:
             self.recorder.record(calls, seen.result()[0])
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        return as_tensor(array, self._device)
+        return as_tensor(array)
 
     def _missed(self, plan: Any) -> Missed:
         """Misses of a leader's plan; of a follower, which has none, nothing."""

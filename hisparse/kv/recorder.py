@@ -36,7 +36,8 @@ class Recorder:
     def __init__(self, config: HiSparseConfig, log: EventLog, recovered: State | None) -> None:
         if log.next_seq != 1 and recovered is None:
             raise UsageError(
-                f"the log holds events up to {log.next_seq - 1}: use a fresh one, or `recover`"
+                f"the log holds events up to {log.next_seq - 1}: use a fresh one, or go on with it "
+                f"by {type(self).__name__}.recover(config, log)"
             )
         resolve(config.policy.name)
         if recovered is None:

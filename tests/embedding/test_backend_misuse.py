@@ -73,6 +73,10 @@ class World:
     def go_on(self):
         """End the step as if nothing had been, then decode: every byte is looked at."""
         if self.plan is not None:
+            rank = self.backend.rank
+            if self.place != "computed" and (rank._written or rank._indexed):
+                self.backend.abandon_step()  # its rows are none of the engine's
+                self.plan, self.place = self.backend.plan_step({"a": [7]}), "planned"
             if self.place == "planned":
                 self.backend.begin_step(self.plan)
             if self.place != "computed":
@@ -202,6 +206,16 @@ MISUSE = {
         "begun",
         lambda w: w.backend.write(0, torch.zeros(1, ROW, dtype=torch.uint8, device="meta")),
         "move it",
+    ),
+    "write twice": (
+        "written",
+        lambda w: w.backend.write(0, w.zeros(ROW)),
+        r"write\(layer=0\): the rows of request 'a' from position 22 on are written in step \d+",
+    ),
+    "index twice": (
+        "written",
+        lambda w: w.backend.write_index(0, w.zeros(INDEX_ROW)),
+        r"write_index\(group=0\): the rows of request 'a' from position 22 on",
     ),
     "index no group": ("begun", lambda w: w.backend.write_index(2, w.zeros(INDEX_ROW)), r"0\.\.1"),
     "index wide": ("begun", lambda w: w.backend.write_index(0, w.zeros(ROW)), r"\[1, 8\]"),

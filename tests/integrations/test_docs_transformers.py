@@ -40,7 +40,7 @@ def test_the_example_runs_and_so_do_its_commands(tmp_path, monkeypatch, capsys, 
 
 
 def test_the_bench_measures_every_part():
-    asked = "bench generate --context 64 --steps 2 --lines 2 --runs 1 --json"
+    asked = "bench generate --context 96 --steps 2 --lines 2 --runs 1 --json"
     ran = CliRunner().invoke(cli, asked.split())
     assert ran.exit_code == 0, ran.output
     for name in ("decode step, stock eager", "decode step, small pool", "its resolve"):
