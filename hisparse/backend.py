@@ -26,8 +26,9 @@ from msgspec.structs import asdict
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import usable_config
+from hisparse.connector.checks import Wanted
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
-from hisparse.connector.scheduler import SchedulerConnector, Wanted
+from hisparse.connector.scheduler import SchedulerConnector
 from hisparse.connector.sessions import RequestRef
 from hisparse.connector.worker import WorkerConnector
 from hisparse.device import as_device

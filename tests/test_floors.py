@@ -22,6 +22,7 @@ FLOORS = {
     "config": 0,
     "config_check": 0,
     "config_packing": 0,
+    "config_sections": 0,
     "config_sources": 0,
     "fsm": 1,
     "kv": 2,

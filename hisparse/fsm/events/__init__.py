@@ -13,29 +13,12 @@ ever added at the end, with a default, so that an old log stays readable.
 from __future__ import annotations
 
 from hisparse.fsm.events.base import Event, Hashes, Ints
-from hisparse.fsm.events.decisions import (
-    AdmissionDeferred,
-    BlocksAdopted,
-    BlocksEvicted,
-    BlocksReleased,
-    BlocksReserved,
-    BlocksSealed,
+from hisparse.fsm.events.copies import (
     HostPagesEvicted,
     HostPagesReleased,
     HostPagesReserved,
-    HotLeased,
-    HotReleased,
-    HotWanted,
-    IndexPagesCopied,
     PagesPublished,
-    PagesSpilled,
     PrefixLeased,
-    PromotionHeld,
-    RequestAdmitted,
-    RequestDrained,
-    RequestRefused,
-    RequestResumed,
-    RequestRewound,
     SuffixCompleted,
     SuffixEvicted,
     SuffixFailed,
@@ -44,6 +27,25 @@ from hisparse.fsm.events.decisions import (
     TransferEnqueued,
     TransferFailed,
     TransferPinned,
+)
+from hisparse.fsm.events.decisions import (
+    AdmissionDeferred,
+    BlocksAdopted,
+    BlocksEvicted,
+    BlocksReleased,
+    BlocksReserved,
+    BlocksSealed,
+    HotLeased,
+    HotReleased,
+    HotWanted,
+    IndexPagesCopied,
+    PagesSpilled,
+    PromotionHeld,
+    RequestAdmitted,
+    RequestDrained,
+    RequestRefused,
+    RequestResumed,
+    RequestRewound,
 )
 from hisparse.fsm.events.inputs import (
     AcknowledgementsTaken,

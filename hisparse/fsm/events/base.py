@@ -21,3 +21,11 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     is_input: ClassVar[bool] = False
     cause: int
+
+
+def places_of(row: int, entry: int, rows: Ints, entries: Ints, n: int) -> list[tuple[int, int]]:
+    """(row, entry) of each of `n` pages: `entry`, `entry` + 1, … of `row`, or `entries[i]` of
+    `rows[i]`."""
+    if rows:
+        return list(zip(rows, entries, strict=True))
+    return [(row, entry + i) for i in range(n)]
