@@ -241,13 +241,13 @@ class WorkerConnector(HiSparseConnector):
     def abandon_step(self) -> None:
         """End the step where it is, since the model failed in it: none of its rows may be accepted.
 
-        Followers still take over what their leaders fetched, so that the next step is sound.
+        Followers still take over what their leaders fetched, so that the next step is sound; of a
+        resolve that failed there is nothing to take over.
         """
         self._begun("abandon_step")
         for group in self.worker.groups:
-            for layer, done in group.replayed.items():
-                for call in group.calls[done:]:
-                    self.worker.handles[layer].gather(call.rows)
+            for layer in group.layers[1:]:
+                self.worker.handles[layer].runtime.take_over()
         self._close_step()
 
     def _close_step(self) -> None:

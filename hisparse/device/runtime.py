@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -186,7 +187,20 @@ class HiSparseRuntime:
         self.group.replayed[self.layer] = at + 1
         return call
 
+    def take_over(self) -> None:
+        """Of a follower, in a step that ends early: queue its part of the leader's calls that it
+        has not repeated. Of a resolve that failed there is none."""
+        for call in self.group.calls[self.group.replayed[self.layer] :]:
+            self._device.compute.enqueue(partial(self._repeat, call))
+        self.group.replayed[self.layer] = len(self.group.calls)
+
     # -- inside compute-stream ops ---------------------------------------------------------------
+    def _repeat(self, call: PlannedCall) -> None:
+        if call.plan is not None:
+            self._calls += 1
+            self._host_rows += call.plan.missed
+            self._device.kernels.replay(call.plan, self.group.tiers, self._member)
+
     def forget_rows(self, rows: Sequence[int]) -> None:
         """The request rows are handed to other requests."""
         if self.resolver is not None:

@@ -284,6 +284,21 @@ def test_resolve_refuses_what_does_not_fit_together():
         rig.worker.handles[1].resolve(step_rows([0] * 3), top).result()
 
 
+@on_both
+def test_a_refused_resolve_leaves_rows_that_later_calls_may_read():
+    """What did not fit is hot all the same, in the leader and in whoever follows it."""
+    rig, steps = on_host(hot_rows=4, top_k=2), [step_rows([0] * 3), step_rows([0])]
+    top = np.array([[0, 1], [2, 3], [4, 5]])
+    with pytest.raises((UsageError, DeviceError), match="waves: gather"):
+        rig.worker.handles[0].resolve(steps[0], top).result()
+    followed = value(rig.worker.handles[2].gather(steps[0]))
+    assert (followed == expect([0] * 3, top, 2)).all()
+    rig.end()
+    rig.begin()
+    for layer, rows in rig.gather(steps[1], top[2:]).items():
+        assert (value(rows) == expect([0], top[2:], layer)).all()
+
+
 def test_on_done_runs_in_the_op_with_the_array():
     rig = on_host()
     seen = []

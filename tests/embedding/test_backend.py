@@ -11,7 +11,7 @@ from embedding_rig import Engine, opened, settings
 
 from hisparse import HiSparseBackend
 from hisparse.connector.plan import Admitted, Refused, Waiting
-from hisparse.errors import UsageError
+from hisparse.errors import InvariantViolation, UsageError
 
 PROMPT = list(range(100, 130))
 
@@ -167,6 +167,31 @@ def test_a_step_that_the_model_failed_in_is_abandoned_and_computed_again():
         backend.abandon_step()
         for _ in range(4):
             engine.decode("a")
+
+
+def test_a_step_whose_resolve_failed_is_abandoned_and_computed_again():
+    with opened() as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        plan = backend.plan_step({"a": 8})
+        backend.begin_step(plan)
+        for layer in range(3):
+            backend.write(layer, np.zeros((8, 32), np.uint8))
+        later = np.full((8, 1), 7, np.int32)  # than the first token, so that checks refuse it
+        with pytest.raises(InvariantViolation, match="behind the token"):
+            backend.resolve(0, later)
+        backend.abandon_step()
+        engine.prefill("a")
+        engine.decode("a")
+
+
+def test_a_fault_in_a_step_is_what_leaves_the_backend():
+    with pytest.raises(InvariantViolation, match="behind the token"), opened() as backend:
+        Engine(backend).admit("a", PROMPT, 20)
+        backend.begin_step(backend.plan_step({"a": 8}))
+        backend.write(0, np.zeros((8, 32), np.uint8))
+        backend.resolve(0, np.full((8, 1), 7, np.int32))
+    assert backend.device.statistics()["allocated_bytes"] == 0
 
 
 def test_a_step_without_rows_is_written_and_read_as_any_other():

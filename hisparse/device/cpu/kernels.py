@@ -128,11 +128,12 @@ class CpuKernels:
         hot, host = tiers[member]
         if plan.all_padding:
             return np.full_like(plan.physical, -1)
+        for wave in plan.waves:  # of a refused one too: later calls take these rows for hot
+            self._fetch(wave, hot, host)
         if len(plan.waves) > 1:
             raise UsageError(
                 f"resolve: the selections of a request's rows need {len(plan.waves)} waves: gather"
             )
-        self._fetch(plan.waves[0], hot, host)
         packed = plan.pack(hot.span.rows_per_block, hot.block_rows)
         if (checks := self._checks.get(hot)) is not None:
             checks.check(plan, packed, hot)

@@ -188,6 +188,9 @@ class GroupResolver:
     def locate(self, plan: CudaPlan, tiers: Sequence[Tiers], member: int) -> Any:
         """Where they are: torch int32 ``[n, k]``, -1 for padding. Raises UsageError for waves."""
         if len(plan.parts) > 1:
+            for part in plan.parts:  # all the same: followers and later calls go by the plan
+                self._fetch(plan, part, tiers, member)
+            self._close(plan)
             raise UsageError(
                 f"resolve: the selections of a request's rows need {len(plan.parts)} waves: gather"
             )
