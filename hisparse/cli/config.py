@@ -5,7 +5,6 @@ where each value is from. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from hisparse.config_check import REQUIRED
 from hisparse.config_sources import load, parsed
 from hisparse.device.checks import checksum_sizes
 from hisparse.device.cuda.kernels import resolve_memory
+from hisparse.device.cuda.state import sizes_of
+from hisparse.device.layout import Geometry
 from hisparse.errors import ConfigError
 
 DERIVED = ("block_bytes", "page_bytes", "host_pages", "suffix_pages", "hot_blocks", "max_pages")
@@ -36,7 +37,7 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     """The effective configuration: each value, and where it is from.
 
     FILE is TOML or JSON; HISPARSE_SECTION__FIELD in the environment stands above it, --set above
-    both. Exits 2 with every fault at once.
+    both. Exits 2 with every fault at once; what only a GPU does not take is told, and is none.
 
     Example: hisparse config hisparse.toml --set pools.gpu_blocks=400
     """
@@ -55,14 +56,19 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     told["pools.index_pages_per_block"] = origins.get("pools.index_pages_per_block", "chosen")
     sizes = {name: getattr(loaded, name) for name in DERIVED}
     sizes |= checksum_sizes(loaded)
-    with suppress(ConfigError):  # of a config for `cpu` alone there is nothing to say
+    refused: dict[str, str] = {}  # by the backends that do not take what `cpu` does
+    try:
+        sizes_of(Geometry.of(loaded))
         sizes |= resolve_memory(loaded)
+    except ConfigError as error:
+        refused["cuda"] = str(error)
     if as_json:
         dumped = loaded.model_dump(mode="json")
-        emit_json({"config": dumped, "origins": told, "sizes": sizes})
+        emit_json({"config": dumped, "origins": told, "sizes": sizes, "refused": refused})
         return
     rows = [(path, str(value), told[path]) for path, value in values.items()]
     rows += [(name, str(value), "computed") for name, value in sizes.items()]
+    rows += [(backend, "refused", why) for backend, why in refused.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     emit([f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for path, value, origin in rows])
 

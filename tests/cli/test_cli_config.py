@@ -69,6 +69,22 @@ def test_what_a_gpu_needs_beside_its_pools_is_told_where_one_can_take_the_config
     assert "cuda_state_bytes" not in odd["sizes"] and odd["sizes"]["block_bytes"] > 0
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("layout.row_bytes=650", "layout.row_bytes=650: .* use 656"),
+        ("pools.host_pool_gib=900000", r"pools.host_pool_gib: \d+ rows, .* at most 2147483647"),
+    ],
+)
+def test_what_the_cuda_backend_will_refuse_is_told(file, setting, why):
+    fits = ("config", file, "--set", "layout.row_bytes=656")
+    assert json.loads(call(*fits, "--json").stdout)["refused"] == {}
+    report = json.loads(call(*fits, "--set", setting, "--json").stdout)
+    assert re.match(why, report["refused"]["cuda"])
+    last = call(*fits, "--set", setting).stdout.splitlines()[-1].split(maxsplit=2)
+    assert last == ["cuda", "refused", report["refused"]["cuda"]]
+
+
 def test_row_checksums_are_told_and_told_when_there_are_too_many(file):
     """4 bytes a request row, layer and position."""
     for more, taken, refused in (

@@ -1,8 +1,8 @@
 """E05: row numbers times row bytes, in 32 bits, wrap above row 3,273,604 of 656 bytes: other rows
 are read, and nothing says so.
 
-Here every offset in bytes has 64 bits. Numbers of rows have 32, and a pool with more of them is
-refused when it is configured.
+Here every offset in bytes has 64 bits. Numbers of rows have 32: a pool with more of them is refused
+when a worker starts on a GPU, before it takes memory, and `hisparse config` tells so beforehand.
 """
 
 from __future__ import annotations
