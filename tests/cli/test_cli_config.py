@@ -167,3 +167,10 @@ def test_what_a_run_cannot_take_is_refused_by_name(tmp_path, text, says):
     path = tmp_path / "run.toml"
     path.write_text(text)
     assert says.replace("FILE", str(path)) in error_of(call("run", "--config", path))
+
+
+def test_a_section_that_a_run_does_not_take_is_refused_once(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("ranks = 2\n[layout]\nrow_bytes = 1\nindex_row_bytes = 9\nindex_groups = [[7]]")
+    error = error_of(call("run", "--config", path))
+    assert error.count("takes no layout") == error.count("takes no ranks") == 1

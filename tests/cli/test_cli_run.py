@@ -46,6 +46,25 @@ def test_table_says_the_same_as_json(small_report):
     assert table["tokens_identical"] == "yes" and table["violations"] == "0"
 
 
+LITTLE = ("--requests", "8", "--gpu-blocks", "19", "--scale", "0.01", "--no-verify", "--json")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ((), "there 2 were refused that do not fit"),
+        (("--gpu-blocks", "60", "--host-pool-gib", "0.0005"), "waited for host pages: raise"),
+    ],
+)
+def test_where_fewer_are_held_than_resident_it_says_why_and_what_to_change(more, why):
+    result = call("run", *LITTLE, *more)
+    report = report_of(result)
+    held, resident = (report[f"concurrent_requests_{name}"] for name in ("hisparse", "resident"))
+    assert result.exit_code == 0 and held < resident
+    assert f"held {held} requests at once, and {resident} would be all-resident" in result.stderr
+    assert why in result.stderr
+
+
 def test_options_map_to_fields():
     """Each option but the log's, --config and --json is one field of RunConfig, and none is left
     out but what only a file or the environment says."""

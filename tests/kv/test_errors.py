@@ -8,7 +8,18 @@ from kv_rig import SchedulerRig, make_config
 from hisparse.errors import IllegalTransition, UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.machines import BlockRole, BlockTrigger
+from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.groups import INDEX_GROUP, RESIDENT_GROUP, SOURCE_GROUP, device_pool
+
+
+def test_a_log_that_holds_events_is_gone_on_with_as_the_error_says():
+    rig = SchedulerRig()
+    rig.arrive("q", list(range(10)))
+    with pytest.raises(
+        UsageError, match=r"go on with it by HiSparseCoordinator\.recover\(config, log"
+    ):
+        HiSparseCoordinator(rig.config, rig.log)
+    assert HiSparseCoordinator.recover(rig.config, rig.log).recovered_seq == 1
 
 
 def test_an_illegal_transition_tells_the_last_events_of_the_id():
