@@ -96,6 +96,19 @@ def test_a_hot_region_beyond_what_a_block_holds_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((1, 1025, 1025, 4096, 656, 61), r"1025 blocks of pools.page_size=1, .* least 2$"),
+        ((64, 8193, 16384, 64, 656, 512), r"top_k=8193 .* 395152 bytes .* this GPU has 232448"),
+    ],
+)
+def test_sizes_that_one_block_cannot_plan_for_are_refused(sizes, said):
+    with pytest.raises(ConfigError, match=said):
+        ResolveSizes(*sizes).check_block(232448)
+    ResolveSizes(64, 2048, 16384, 4096, 656, 512).check_block(166912)  # on an A100 too
+
+
+@pytest.mark.parametrize(
     ("struct", "file", "layout"),
     [("Pages", "copy.cu", _PAGES), ("Resolve", "resolve.cu", _ARGUMENTS)],
 )

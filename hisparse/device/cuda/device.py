@@ -53,6 +53,8 @@ class CudaDevice:
         self.index = self.torch.cuda.current_device() if index is None else index
         self.torch.cuda.set_device(self.index)
         self.cupy.cuda.Device(self.index).use()
+        attributes = self.cupy.cuda.Device(self.index).attributes
+        self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])  # a block's, at most
         self._events = self._synchronizes = self.launches = self.copies = 0
         self.running: CudaStream
         self.compute = CudaStream(self, "compute")

@@ -99,6 +99,22 @@ class ResolveSizes:
         words = 2 * table + 2 * pages + self.hot_blocks + 3 * warps + 1
         return 4 * words + 2 * table + 3 * slots + victims
 
+    def check_block(self, limit_bytes: int) -> None:
+        """Raise ConfigError for sizes that one block cannot plan for, on a GPU that gives it
+        `limit_bytes` of shared memory."""
+        if self.hot_blocks > THREADS:
+            raise ConfigError(
+                f"policy.hot_rows={self.hot_rows} is {self.hot_blocks} blocks of pools.page_size="
+                f"{self.page_size}, the cuda backend takes {THREADS}: use a pools.page_size of at "
+                f"least {ceil_div(self.hot_rows, THREADS)}"
+            )
+        if self.shared_bytes > limit_bytes:
+            raise ConfigError(
+                f"policy.top_k={self.top_k} and policy.hot_rows={self.hot_rows} take "
+                f"{self.shared_bytes} bytes of shared memory in a block, this GPU has "
+                f"{limit_bytes}: lower policy.top_k or policy.hot_rows"
+            )
+
     def state_bytes(self, requests: int, layers: int) -> int:
         """Replacement state of a leader: what a `CudaResolver` takes on the device, and keeps."""
         slot = 4 + 2 + 1  # its position, its place in the order, its group

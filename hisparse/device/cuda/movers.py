@@ -66,7 +66,9 @@ class CudaKernels:
         self._uploaded: tuple[StepRows, Any, Any] | None = None
 
     def check(self, config: HiSparseConfig) -> None:
-        sizes_of(Geometry.of(config))
+        sizes = sizes_of(Geometry.of(config))
+        if config.offload:
+            sizes.check_block(self.device.shared_bytes)
         check_gpu(config, self.device.room(demand_bytes(config)))
 
     # -- launching -------------------------------------------------------------------------------
