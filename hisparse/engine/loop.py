@@ -11,7 +11,6 @@ nothing of pages' places. What crosses between the connector's two roles passes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,15 +18,14 @@ import numpy as np
 from hisparse.connector.base import KVConnectorBase_V1, KVConnectorOutput
 from hisparse.device.rows import StepRows
 from hisparse.engine.batch import Batch, gather_tokens, wanted_rows
+from hisparse.engine.progress import Progress
 from hisparse.engine.served import Served
 from hisparse.engine.speculate import Acceptance, standing
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.errors import InvariantViolation
 from hisparse.fsm.machines import RequestState
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
 
-STALL_STEPS_MAX = 1000
 NEVER = 1 << 62  # more tokens than anything generates
 
 
@@ -49,14 +47,6 @@ class Runner(Protocol):
             (int64 [len(sampled)] next tokens, float32 [len(sampled), vocab] their logits, the
             connector's output).
         """
-
-
-@dataclass
-class Peaks:
-    """Most at any step."""
-
-    gpu_blocks: int = 0
-    concurrent_requests: int = 0
 
 
 class ReferenceEngine:
@@ -95,10 +85,8 @@ class ReferenceEngine:
         self.live: dict[tuple[str, int], Served] = {}
         self.done: list[Served] = []
         self._ending: dict[tuple[str, int], Served] = {}  # at their end, not yet certain
-        self.peaks = Peaks()
-        self.waits: dict[str, set[tuple[str, int]]] = {}  # resource -> who waited for it
+        self.progress = Progress()
         self._output = KVConnectorOutput()
-        self._stalled = 0
 
     # -- requests ---------------------------------------------------------------------------------
     def submit(self, work: WorkloadRequest) -> Served:
@@ -195,7 +183,7 @@ class ReferenceEngine:
         tokens, rows, ends, sampled = gather_tokens(computed, batch)
         chosen, logits, self._output = self.runner.execute(meta, tokens, rows, sampled)
         self._accept(step, batch, ends, chosen.tolist(), logits)
-        self._watch(bool(batch))
+        self.progress.watch(self.coordinator.state, bool(batch))
         return bool(batch)
 
     def _take_rewound(self) -> None:
@@ -283,25 +271,6 @@ class ReferenceEngine:
         if chosen[kept - 1] == self.eos or len(served.generated) >= served.max_new:
             self._ending[served.key] = served
         return kept
-
-    def _watch(self, computed: bool) -> None:
-        """Peaks, and the deadlock detector: work that waits while nothing moves is a fault."""
-        state = self.coordinator.state
-        used = len(state.blocks.state) - 1 - state.blocks.available
-        self.peaks.gpu_blocks = max(self.peaks.gpu_blocks, used)
-        running = int(state.rows.live.sum())
-        self.peaks.concurrent_requests = max(self.peaks.concurrent_requests, running)
-        for key in state.waiting:
-            if resource := state.requests[key].deferred:
-                self.waits.setdefault(resource, set()).add(key)
-        idle = computed or not state.requests
-        self._stalled = 0 if idle else self._stalled + 1
-        if self._stalled > STALL_STEPS_MAX:
-            raise InvariantViolation(
-                "progress",
-                f"{len(state.requests)} requests held, nothing computed for {self._stalled} steps",
-                seq=state.seq,
-            )
 
     def run(
         self,

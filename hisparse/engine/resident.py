@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from hisparse.config import HiSparseConfig, LogConfig, ceil_div
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
-from hisparse.engine.loop import Peaks, ReferenceEngine
+from hisparse.engine.loop import ReferenceEngine
+from hisparse.engine.progress import Progress
 from hisparse.engine.runner import RecordedRunner
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
@@ -54,8 +55,8 @@ class ResidentBaseline:
             "peak_gpu_blocks_resident": self._served(2 * pages + 2)[0].gpu_blocks,
         }
 
-    def _served(self, gpu_blocks: int) -> tuple[Peaks, int]:
-        """Peaks with so many blocks, and how many requests were refused."""
+    def _served(self, gpu_blocks: int) -> tuple[Progress, int]:
+        """Its progress with so many blocks, and how many requests were refused."""
         policy = self._config.policy.model_copy(update={"name": "resident"})
         pools = self._config.pools.model_copy(update={"gpu_blocks": gpu_blocks})
         config = self._config.model_copy(
@@ -75,4 +76,4 @@ class ResidentBaseline:
             step_ms=self._step_ms,
         )
         served = engine.run(self._workload, abort_at=self._abort_at)
-        return engine.peaks, sum(request.outcome == "refused" for request in served)
+        return engine.progress, sum(request.outcome == "refused" for request in served)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hisparse.fsm.invariants.facts import Copy, Run, Tenant
+from hisparse.fsm.invariants.facts import Run
+from hisparse.fsm.invariants.records import Copy, Tenant
 from hisparse.fsm.invariants.suffix_facts import IndexCopy
 from hisparse.fsm.machines import BlockRole, PageState, TransferState
 from hisparse.fsm.state import State

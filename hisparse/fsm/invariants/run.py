@@ -12,7 +12,8 @@ from itertools import chain
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.invariants import suffix
-from hisparse.fsm.invariants.facts import Place, Run, Tenant
+from hisparse.fsm.invariants.facts import Place, Run
+from hisparse.fsm.invariants.records import Tenant
 from hisparse.fsm.machines import BlockRole, PageTrigger
 from hisparse.fsm.wire import TransferKind
 

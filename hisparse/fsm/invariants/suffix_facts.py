@@ -9,7 +9,7 @@ import msgspec
 from hisparse.fsm import events as ev
 
 if TYPE_CHECKING:
-    from hisparse.fsm.invariants.facts import Tenant
+    from hisparse.fsm.invariants.records import Tenant
 
 
 class IndexCopy(msgspec.Struct, eq=False):
