@@ -126,6 +126,7 @@ class Projection:
 
             case ev.MemoryReleased():
                 self.memory.append(e.level)
+                self.index_copies.clear()  # for requests that have ended; the memory goes first
             case ev.MemoryRestored():
                 self.memory.append(0)
             case ev.SuffixPinned():

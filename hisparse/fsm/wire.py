@@ -100,7 +100,8 @@ class SparseKVOffloadCommand(msgspec.Struct, frozen=True, array_like=True):
        pages of the CPU tier that were evicted since the last command.
 
     `memory`, before all of these: 1, the GPU pool gives its memory up; 2, the host tiers too; 0,
-    they have it again. While there is none, nothing but tables is touched.
+    they have it again. While there is none, nothing but tables is touched; `index_copies` that were
+    decided before it went are left out.
 
     `epochs`, where ranks differ in it, is the worker epoch of each rank; `worker_epoch` is that of
     rank 0 then.

@@ -239,3 +239,20 @@ def test_a_decode_step_answers_in_memory_that_is_used_again(kind):
             backend.end_step()
         assert all(len(found) == 1 for found in places.values()), places
         assert len(set.union(*places.values())) == 3  # and each layer has its own
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_after_a_request_that_never_had_a_step(level):
+    """Indexer pages of its prefix were to be copied with the next step, the one that sleeps."""
+    with opened(gpu_blocks=40) as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 20)
+        engine.prefill("a")
+        backend.finish("a")
+        backend.drain()
+        assert engine.admit("b", PROMPT, 20).cached_rows
+        backend.abort("b")
+        assert backend.sleep(level)
+        backend.wake_up()
+        engine.admit("c", PROMPT, 20)
+        engine.prefill("c")
