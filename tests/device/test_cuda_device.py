@@ -209,17 +209,6 @@ def test_shuffled_layers_bind_the_same_groups(groups):
     assert [group.layers for group in rig.worker.groups] == list(groups)
 
 
-def test_the_handle_stores_no_request_mapping():
-    rig = fixed_rig()
-    handles = [*rig.worker.handles, rig.worker.index]
-    before = [dict(vars(handle)) for handle in handles]
-    for rows in ([0, 1, 2], [2, -1, 0]):
-        rig.begin(tables=placed(rig, STATES["mixed"]))
-        rig.gather(step_rows(rows), np.zeros((3, TOP_K), np.int32))
-        rig.end()
-    assert all(vars(h) == b for h, b in zip(handles, before, strict=True))
-
-
 def test_calls_of_a_group_that_overlap_are_fetched_in_order():
     """The leader resolves twice before its followers come; the second takes the first's slots."""
     rig = Rig(make_config(4, TOP_K, REQUESTS, PAGES, groups=((0, 1, 2),)))

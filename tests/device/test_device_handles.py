@@ -1,0 +1,76 @@
+"""What handles and runtimes keep of a step: nothing of its requests.
+
+`StepRows` comes with each call, so that one binding serves every batch, and a captured graph too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+from backends import plain
+from device_rig import (
+    PAGES,
+    REQUESTS,
+    SPAN,
+    Rig,
+    contents,
+    make_config,
+    place_pages,
+    step_rows,
+)
+from resolver_reference import ReferenceResolver
+
+from hisparse.device.handle import PagedCacheView
+from hisparse.fsm.wire import Table, TableUpdate
+
+PARTS = {"runtime", "group", "resolver", "_device", "_tables", "_geometry"}  # not their own
+COUNTERS = {"_calls", "_host_rows", "_writes", "_reads"}
+
+
+def kept(value):
+    """By value, however deep it lies; what a cache is made of by identity."""
+    if value is None or isinstance(value, int | float | str | bytes | np.generic):
+        return value
+    if isinstance(value, dict):
+        return [(kept(key), kept(inner)) for key, inner in value.items()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [kept(inner) for inner in value]
+    if hasattr(value, "dtype"):
+        return plain(value).tobytes()
+    if isinstance(value, PagedCacheView) or not hasattr(value, "__dict__"):
+        return id(value)
+    return {
+        name: id(inner) if name in PARTS else kept(inner)
+        for name, inner in vars(value).items()
+        if name not in COUNTERS
+    }
+
+
+@pytest.mark.usefixtures("backend")
+def test_the_handle_stores_no_request_mapping():
+    rig = Rig(make_config(12, 4, REQUESTS, PAGES + 1))
+    reference = ReferenceResolver(4, 12, 4)
+    tables = [place_pages(rig, reference, row, [True, False] * 2) for row in range(REQUESTS)]
+    own = [TableUpdate(Table.RESIDENT, row, PAGES, (50 + row,)) for row in range(REQUESTS)]
+    index = [TableUpdate(Table.INDEX, row, 0, (60 + row,)) for row in range(REQUESTS)]
+    rig.run_step(tables=(*sum(tables, ()), *own, *index))
+    cache = rig.worker.index
+    before = [kept(x) for h in rig.worker.handles for x in (h, h.runtime)] + [kept(cache)]
+    for requests, verb in ([0, 1, 2], "gather"), ([2, -1, 0], "gather"), ([1], "resolve"):
+        rig.begin()
+        rows = step_rows(requests, [SPAN] * len(requests))
+        for group, layers in enumerate(rig.config.layout.index_groups):
+            cache.write(group, rows, np.full((len(requests), 3), 7, np.uint8))
+            cache.keys(group, requests[0], SPAN + 1).result()
+            for layer in layers:
+                handle = rig.worker.handles[layer]
+                data = [contents(max(r, 0), layer, [SPAN])[0] for r in requests]
+                handle.write(rows, np.stack(data))
+                top = np.arange(4 * len(requests), dtype=np.int32).reshape(-1, 4)
+                getattr(handle, verb)(rows, top if layer == layers[0] else None).result()
+        rig.end()
+        rig.device.synchronize()
+        after = [kept(x) for h in rig.worker.handles for x in (h, h.runtime)] + [kept(cache)]
+        assert after == before
