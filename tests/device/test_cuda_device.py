@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from backends import forget_all, plain, value
+from backends import forget_all, hold, plain, value
 from device_rig import (
     PAGE,
     PAGES,
@@ -32,6 +32,7 @@ from hisparse.device.cuda.group import EPOCH_STEPS
 from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import resolve_memory
 from hisparse.errors import CapacityError, ConfigError, InvariantViolation, UsageError
+from hisparse.fsm.wire import AckKind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
@@ -166,6 +167,48 @@ def test_decode_waits_for_nothing():
         torch.cuda.set_sync_debug_mode("default")
     rig.device.synchronize()
     assert rig.device.statistics()["staging_waits"] == 0
+
+
+@pytest.mark.parametrize("how", ["replayed", "eager"])
+def test_steps_are_queued_while_the_device_stands_still(how):
+    """By calls of CuPy too, of which the mode above knows nothing: were one of them to wait, the
+    kernel that holds compute would have run out of time by then."""
+    rig = fixed_rig()
+    decode, rows = Decode(rig), [0, 1, 2]
+    top = np.random.default_rng(8).integers(0, SPAN, (REQUESTS, TOP_K))
+    rig.run_step(tables=placed(rig, STATES["mixed"]))
+    decode.capture()
+    decode.load(rows, [SPAN - 1] * REQUESTS, top)
+    eager, taken = step_rows(rows), {}
+
+    def step(number):
+        copy = spill(number, PAGES, 50 + number)  # of the last page of the first request
+        rig.begin(tables=(host(0, 3, 40 + number % 2),), transfers=(copy,))
+        if how == "eager":
+            taken.update(rig.gather(eager, top))
+        else:
+            with rig.device.on_compute():
+                decode.graph.replay()
+            taken.update(decode.out)
+        rig.end()
+        return rig.worker.poll().acks
+
+    for number in (1, 2, 3):  # kernels are loaded, buffers there
+        step(number)
+    hold(rig.device, "compute")()
+    rig.device.synchronize()
+    rig.worker.poll()
+    let_go = hold(rig.device, "compute")
+    held = rig.device.compute.record()
+    told = [step(number) for number in (4, 5, 6)][-1]
+    waited = held.made.query()
+    let_go()
+    rig.device.synchronize()
+    assert not waited and rig.device.statistics()["staging_waits"] == 0
+    assert max(ack.ident for ack in told if ack.kind == AckKind.RETIRED) == rig.step - 3
+    for layer, found in taken.items():
+        data = value(found) if how == "eager" else plain(found)
+        assert (data == expect(rows, top, layer)).all()
 
 
 # -- followers, groups, handles -------------------------------------------------------------------

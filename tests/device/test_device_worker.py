@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import plain, value
+from backends import hold, plain, value
 from device_rig import (
     PAGE,
     ROW_BYTES,
@@ -109,13 +109,24 @@ def test_steps_must_pair():
         rig.worker.end_step(5)
 
 
+@on_both
 def test_enqueued_at_once_completed_and_retired_when_seen():
+    """The streams of copies stand still: held on a GPU, by `lag` where they are simulated."""
     rig = Rig(lag=1.0)
-    rig.run_step(tables=(resident(0, 0, 1),), transfers=(spill(7, 1, 1), restore(8, 2, 3)))
-    queued = [("ENQUEUED", 7), ("ENQUEUED", 8)]
-    assert kinds(rig.worker.poll()) == queued
+    tables = (resident(0, 0, 1),)
+    rig.run_step(tables=tables, transfers=(spill(1, 1, 1), restore(2, 2, 3)))  # loads kernels
+    hold(rig.device, "d2h")()
     rig.device.synchronize()
-    seen = [("COMPLETED", 7), ("COMPLETED", 8), ("RETIRED", 1)]
+    taken = rig.worker.poll().last_seq
+    let_go = [hold(rig.device, stream) for stream in ("d2h", "h2d")]
+    rig.run_step(tables=tables, transfers=(spill(7, 1, 1), restore(8, 2, 3)), acked=((0, taken),))
+    queued = [("ENQUEUED", 7), ("ENQUEUED", 8)]
+    for _ in range(2):
+        assert kinds(rig.worker.poll()) == queued
+    for go in let_go:
+        go()
+    rig.device.synchronize()
+    seen = [("COMPLETED", 7), ("COMPLETED", 8), ("RETIRED", 2)]
     assert kinds(rig.worker.poll()) == queued + seen
 
 
