@@ -6,7 +6,7 @@ copies are queued behind a held stream; *from idle* they are not, and what the C
 them counts. `hisparse.bench.spill_beside` has the copies beside a decode loop and beside resolves
 that miss.
 
-Needs CuPy and a GPU; raises DeviceError without.
+Needs torch for CUDA, CuPy and a GPU; raises DeviceError without.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ A call is one launch over several requests, on the state that all calls before i
 answers or changes is compared: the place of each entry; the plan, which is how many misses each
 line has, and from which host row to which pool row each goes; the slots' positions, the kept map
 and the replacement order of every request; the bytes that leader and follower then have. Between
-calls pages come and go, host pages and hot blocks are replaced and request rows handed on; some
-calls share a step; one request has no hot region. So it is with each call of the edges below.
+steps pages come and go, host pages and hot blocks are replaced and request rows handed on, by the
+launch that begins a worker's step; some calls share a step; one request has no hot region. So it is
+with each call of the edges below.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from resolver_reference import ReferenceResolver
 
 from hisparse.device.cuda.kernels import CALLS_MAX, ResolveSizes
+from hisparse.fsm.wire import SparseKVOffloadCommand, Table, TableUpdate
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +71,9 @@ class World:
     ):
         import cupy
 
+        from hisparse.device.cuda.device import CudaDevice
         from hisparse.device.cuda.resolver import CudaResolver, CudaTables, ResolveCall
+        from hisparse.device.cuda.tables import TableWriter
 
         page, top_k, hot, pages, self.span = CASES[case]
         self.rng = np.random.default_rng(seed)
@@ -88,13 +92,18 @@ class World:
         self.resident[: self.backed][self.rng.random((self.backed, pages)) < 0.7] = 0
         self.hot[self.backed :] = 0
         self.host = first_page + self.rng.permutation(requests * pages).reshape(requests, pages)
+        self.ids = {Table.RESIDENT: self.resident, Table.HOST: self.host, Table.HOT: self.hot}
+        self.device = CudaDevice()
+        self.tables = {
+            table: self.device.allocate_table(requests, ids.shape[1], int(table != Table.HOT))
+            for table, ids in self.ids.items()
+        }
         self.step = cupy.zeros((1,), cupy.int32)
-        self.tables = CudaTables(
-            self.table(self.resident),
-            self.table(self.host),
-            cupy.asarray(self.hot.astype(np.int32)),
-        )
-        self.resolver = CudaResolver(sizes, self.tables, requests, 2, self.step)
+        read = CudaTables(*self.tables.values())
+        self.resolver = r = CudaResolver(sizes, read, requests, 2, self.step)
+        written = self.tables | {Table.INDEX: self.device.allocate_table(requests, 1)}
+        state = (r.map, r.positions, r.order, r.group)
+        self.writer = TableWriter(self.device, sizes, written, [state], self.step)
         self.slabs = [self.pinned((requests * pages * page, row_bytes)) for _ in range(2)]
         shape = (blocks * sizes.block_rows, row_bytes)
         self.pools = [cupy.zeros(shape, cupy.uint8) for _ in range(2)]
@@ -106,13 +115,9 @@ class World:
         lines = self.together * self.span
         self.calls = [ResolveCall(sizes, lines, self.span, i) for i in range(CALLS)]
         self.arguments = [self.resolver.arguments(call, *self.at[0]) for call in self.calls]
-        self.call = self.calls[0]
-        self.now = 0
-        self.reference = reference = ReferenceResolver(page, hot, top_k)
-        for row in range(requests):
-            reference.hot_blocks[row] = self.hot[row].tolist()
-            for where in range(pages):
-                self.place(row, where)
+        self.now, self.last = 0, None
+        self.reference = ReferenceResolver(page, hot, top_k)
+        self.begin([update for row in range(requests) for update in self.hand_out(row)])
 
     def pinned(self, shape):
         size = int(np.prod(shape))
@@ -120,22 +125,6 @@ class World:
         slab = np.frombuffer(memory, np.uint8, size).reshape(shape)
         slab[:] = self.rng.integers(0, 256, shape, dtype=np.uint8)
         return slab
-
-    def table(self, entries):
-        padded = np.concatenate([entries, np.zeros((len(entries), 1), np.int64)], axis=1)
-        return self.cupy.asarray(padded.astype(np.int32))
-
-    def place(self, row, page):
-        """The reference has the page where the tables have it."""
-        self.reference.resident_pages[row, page] = int(self.resident[row, page])
-        self.reference.host_pages[row, page] = int(self.host[row, page])
-
-    def set_resident(self, resident):
-        """Other pages are on the GPU."""
-        self.resident = np.array(resident)
-        self.tables.resident[:, :-1] = self.cupy.asarray(self.resident.astype(np.int32))
-        for row, page in np.ndindex(*self.resident.shape):
-            self.place(row, page)
 
     # -- calls -----------------------------------------------------------------------------------
     def choose(self):
@@ -149,7 +138,7 @@ class World:
         elif kind == 2:
             near = min(reach, max(k, self.sizes.hot_rows // 2))
             picks = np.stack([self.rng.permutation(near)[:k] for _ in range(n)])
-        elif kind == 3 and self.now > 1:
+        elif kind == 3 and self.last is not None:
             picks = self.last.copy()
             picks[:, : 1 + k // 10] = self.rng.integers(0, reach, (n, 1 + k // 10))
         else:
@@ -170,12 +159,12 @@ class World:
 
     def next_call(self):
         """The next call of the step, or the first of the next step."""
-        if self.now and self.call is not self.calls[-1] and self.rng.random() < self.overlap:
+        if self.call not in (None, self.calls[-1]) and self.rng.random() < self.overlap:
             self.call = self.calls[self.call.ordinal + 1]
-        else:
-            self.call = self.calls[0]
-            self.now += 1
-            self.step.fill(self.now)
+            return
+        if self.call is not None:
+            self.begin()
+        self.call = self.calls[0]
 
     def run(self, rows, picks):
         """One call on both; returns (GPU's places, reference's places, -1 for nothing)."""
@@ -227,19 +216,21 @@ class World:
         assert np.array_equal(*(x[np.lexsort(x.T)] for x in (made, due)))
 
     def check_state(self):
-        """Positions, kept map and order of every request, whole arrays of them."""
+        """Positions, kept map and order of every request, whole arrays of them; the tables; no step
+        has used a free slot."""
         kept = np.full((self.requests, self.sizes.map_stride), -1, np.int16)
         found = [self.reference.state_of(row) for row in range(self.requests)]
         for row, (_, _, slots) in enumerate(found):
             kept[row, list(slots)] = list(slots.values())
         hot = self.sizes.hot_rows
-        positions, order, map_ = (
-            array.get()
-            for array in (self.resolver.positions, self.resolver.order, self.resolver.map)
-        )
+        r = self.resolver
+        positions, order, map_, group = (x.get() for x in (r.positions, r.order, r.map, r.group))
         assert positions[:, :hot].tolist() == [held for held, _, _ in found]
         assert order[:, :hot].tolist() == [ranked for _, ranked, _ in found]
         assert np.array_equal(map_, kept)
+        assert not group[:, :hot][positions[:, :hot] < 0].any()
+        for table, ids in self.ids.items():
+            assert np.array_equal(self.tables[table].get(), ids), table
 
     def check_bytes(self, rows, picks, out):
         size = self.sizes.page_size
@@ -252,34 +243,84 @@ class World:
             assert np.array_equal(pool[places].get(), slab[sources[hosted] - self.first_host_row])
 
     # -- between steps ---------------------------------------------------------------------------
-    def disturb(self, kind):
-        """Something of one request changes, and what it makes stale is forgotten: a step begins."""
-        self.call = self.calls[-1]
-        row, page = int(self.rng.integers(self.backed)), int(self.rng.integers(self.sizes.pages))
-        if kind == "resident":  # the page comes to the GPU, or leaves it
-            self.resident[row, page] = 0 if self.resident[row, page] else self.blocks[row, page]
-            self.tables.resident[row, page] = int(self.resident[row, page])
-            self.place(row, page)
-        elif kind == "host":  # it is in another host page, and another page is in that
-            places = (row, page), (int(self.rng.integers(self.backed)), 0)
-            swapped = [int(self.host[place]) for place in reversed(places)]
-            for place, ident in zip(places, swapped, strict=True):
-                self.host[place] = ident
-                self.tables.host[place] = ident
-                self.place(*place)
-                first = place[1] * self.sizes.page_size
-                self.resolver.forget_positions(place[0], first, first + self.sizes.page_size)
-                self.reference.forget_page(*place)
-        elif kind == "slots":  # they lost their bytes
-            first, last = sorted(self.rng.integers(0, self.sizes.hot_rows + 1, 2).tolist())
-            self.resolver.forget_slots(row, first, last)
-            self.reference.slots_of(row)[first:last] = [None] * (last - first)
-        else:  # the request row is handed on
-            self.resolver.forget_rows([row])
-            self.reference.reset(row)
+    def begin(self, tables=(), resets=()):
+        """A step begins as a worker's does; everything else runs on another stream."""
+        self.now, self.call = self.now + 1, None
+        command = SparseKVOffloadCommand(self.now, 0, 0, 0, tuple(resets), tuple(tables))
+        self.cupy.cuda.runtime.deviceSynchronize()
+        with self.device.on_compute():
+            self.writer.begin(command)
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def name(self, table, row, entry, ident):
+        """The entry is to name another id. The reference has that at once, and forgets what lay in
+        the page or block."""
+        reference, size = self.reference, self.sizes.page_size
+        if self.ids[table][row, entry] != ident and table != Table.RESIDENT:
+            slots = reference.slots_of(row)
+            if table == Table.HOST:
+                reference.forget_page(row, entry)
+            else:
+                block = slice(entry * size, (entry + 1) * size)
+                slots[block] = [None] * len(slots[block])
+        self.ids[table][row, entry] = ident
+        if table == Table.HOT:
+            reference.hot_blocks[row] = self.hot[row].tolist()
+        else:
+            known = {Table.RESIDENT: reference.resident_pages, Table.HOST: reference.host_pages}
+            known[table][row, entry] = ident
+        return TableUpdate(table, row, entry, (ident,))
+
+    def hand_out(self, row):
+        """What the tables have of `row` from now on, which had nothing."""
+        self.reference.hot_blocks[row] = self.hot[row].tolist()
+        for page in range(self.sizes.pages):
+            self.reference.resident_pages[row, page] = int(self.resident[row, page])
+            self.reference.host_pages[row, page] = int(self.host[row, page])
+        for table in (Table.HOST, Table.HOT):
+            yield TableUpdate(table, row, 0, tuple(self.ids[table][row].tolist()))
+        for page in np.flatnonzero(self.resident[row]).tolist():
+            yield TableUpdate(Table.RESIDENT, row, page, (int(self.resident[row, page]),))
+
+    def set_resident(self, resident):
+        """Other pages are on the GPU."""
+        self.begin(
+            self.name(Table.RESIDENT, row, page, int(resident[row, page]))
+            for row, page in np.ndindex(*resident.shape)
+        )
+
+    def disturb(self, *kinds):
+        """One command changes something of a request for each kind. A step begins."""
+        tables, resets = [], []
+        for kind in sorted(kinds, key=lambda kind: kind != "row"):  # resets come first
+            row = int(self.rng.integers(self.backed))
+            if kind == "row":  # handed on, to a request of other pages and blocks
+                resets.append(row)
+                self.reference.reset(row)
+                gone = self.rng.random(self.sizes.pages) < 0.7
+                self.resident[row] = np.where(gone, 0, self.blocks[row])
+                for table in (Table.HOST, Table.HOT):
+                    self.ids[table][row] = self.rng.permutation(self.ids[table][row])
+                tables = [update for update in tables if update.row != row]
+                tables += self.hand_out(row)
+                continue
+            back_hot = kind == "back" and self.rng.random() < 0.5
+            table = Table.HOT if kind == "hot" or back_hot else Table.HOST
+            entry = int(self.rng.integers(self.ids[table].shape[1]))
+            ident = int(self.ids[table][row, entry])
+            if kind == "resident":  # the page comes to the GPU, or leaves it
+                ident = 0 if self.resident[row, entry] else int(self.blocks[row, entry])
+                tables.append(self.name(Table.RESIDENT, row, entry, ident))
+            elif kind == "back":  # it is taken away and given back
+                tables += [self.name(table, row, entry, each) for each in (0, ident)]
+            else:  # it is in another host page or hot block, and what was in that is in its own
+                other = int(self.rng.integers(self.backed)), 0
+                tables.append(self.name(table, row, entry, int(self.ids[table][other])))
+                tables.append(self.name(table, *other, ident))
+        self.begin(tables, resets)
 
 
-DISTURBANCES = ("resident", "host", "slots", "row")
+DISTURBANCES = ("resident", "host", "hot", "back", "row")
 
 
 @pytest.mark.parametrize(("case", "seed"), WORLDS, ids=[f"{case}-{seed}" for case, seed in WORLDS])
@@ -289,7 +330,7 @@ def test_every_call_answers_plans_and_leaves_what_the_reference_does(case, seed)
     for _ in range(calls):
         world.compare(world.rows(), world.choose())
         if world.rng.random() < 0.2:
-            world.disturb(world.rng.choice(DISTURBANCES))
+            world.disturb(*world.rng.choice(DISTURBANCES, world.rng.integers(1, 4)))
 
 
 def missed(world):
@@ -367,7 +408,7 @@ def test_two_runs_end_in_equal_state(case):
 def test_a_position_with_no_copy_gives_minus_one_and_is_counted(case):
     world = World(case)
     world.set_resident(np.zeros_like(world.resident))
-    world.tables.host[0, 2] = 0
+    world.begin([TableUpdate(Table.HOST, 0, 2, (0,))])
     picks = np.full((world.together, world.sizes.top_k), -1)
     picks[:, 0] = 2 * world.sizes.page_size + 1
     picks[:, 1] = picks[:, 0] + world.sizes.page_size
@@ -392,8 +433,8 @@ def test_one_captured_graph_serves_resident_mixed_and_host_backed_batches(case):
     stream = world.cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        world.resolver.resolve(world.call, world.arguments[0])
-        world.resolver.replay(world.call, 1, *world.at[1])
+        world.resolver.resolve(world.calls[0], world.arguments[0])
+        world.resolver.replay(world.calls[0], 1, *world.at[1])
         graph = stream.end_capture()
     eager = (world.resolver.resolve, world.resolver.replay)
 

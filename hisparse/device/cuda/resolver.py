@@ -2,8 +2,9 @@
 
 Owns, for one index group: the kept hot-row map, its inverse, the replacement order and the tickets
 of its layers' fetches (``kernels/order.cuh`` says what each array holds). Reads the device tables,
-writes none of them. `ResolveCall` owns what one call answers with; its addresses stay the same, so
-a call can be captured in a CUDA graph once and replayed for every step.
+writes none of them; what their changes make stale `tables.TableWriter` forgets. `ResolveCall` owns
+what one call answers with; its addresses stay the same, so a call can be captured in a CUDA graph
+once and replayed for every step.
 
 Promises what `hisparse.device.cpu.resolver` promises, and the same reference tests both, for calls
 whose rows of one request fit the hot region together (one wave).
@@ -15,7 +16,6 @@ whose rows of one request fit the hot region together (one wave).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +95,7 @@ class CudaResolver:
         self._resolve = load("resolve.cu", sizes).get_function("hisparse_resolve")
         self._replay = load("fetch.cu", sizes).get_function("hisparse_replay")
         self._reopen = load("fetch.cu", sizes).get_function("hisparse_reopen")
-        self._forget = load("forget.cu", sizes).get_function("hisparse_forget")
-        for kernel in (self._resolve, self._forget):
-            kernel.max_dynamic_shared_size_bytes = sizes.shared_bytes
+        self._resolve.max_dynamic_shared_size_bytes = sizes.shared_bytes
         self.map = cupy.full((requests, sizes.map_stride), -1, cupy.int16)
         self.positions = cupy.full((requests, sizes.stride), -1, cupy.int32)
         slots = cupy.arange(sizes.stride, dtype=cupy.uint16)
@@ -176,41 +174,6 @@ class CudaResolver:
         """Queue what lets `member` replay `call` though later calls were resolved: one launch."""
         ordinal, blocks = np.int32(call.ordinal), np.int32(self.fetch_blocks)
         self._reopen((1,), (1,), (self.tickets[member:], self.step, ordinal, blocks))
-
-    # -- forgetting --------------------------------------------------------------------------------
-    def forget_rows(self, rows: Sequence[int]) -> None:
-        """The request rows are handed to other requests."""
-        self._queue_forget([(row, 0, self.sizes.hot_rows) for row in rows], by_slot=True)
-
-    def forget_slots(self, row: int, first: int, last: int) -> None:
-        """Slots ``[first, last)`` of `row` lost their bytes."""
-        self._queue_forget([(row, first, last)], by_slot=True)
-
-    def forget_positions(self, row: int, first: int, last: int) -> None:
-        """Positions ``[first, last)`` of `row` got another host page."""
-        self._queue_forget([(row, first, last)], by_slot=False)
-
-    def _queue_forget(self, spans: Sequence[tuple[int, int, int]], *, by_slot: bool) -> None:
-        if not spans:
-            return
-        cupy = require_cupy()
-        limit = self.sizes.hot_rows if by_slot else self.sizes.reach
-        for row, first, last in spans:
-            if not (0 <= row < len(self.group) and 0 <= first <= last <= limit):
-                raise UsageError(f"forget row {row}, [{first}, {last}): beyond 0..{limit}")
-        ordered = sorted(spans, key=lambda span: span[0])
-        rows, starts = np.unique([row for row, _, _ in ordered], return_index=True)
-        bounds = np.array([*starts, len(ordered)], dtype=np.int32)
-        pairs = np.array([span[1:] for span in ordered], dtype=np.int32)
-        self._forget(
-            (len(rows),),
-            (THREADS,),
-            (
-                *(cupy.asarray(rows.astype(np.int32)), cupy.asarray(bounds), cupy.asarray(pairs)),
-                *(np.int32(by_slot), self.map, self.positions, self.order, self.group),
-            ),
-            shared_mem=self.sizes.shared_bytes,
-        )
 
     # -- reading back ------------------------------------------------------------------------------
     def statistics(self) -> dict[str, int]:

@@ -93,7 +93,7 @@ class WorkerState:
                 assert self._sums.nbytes == taken, (self._sums.nbytes, taken)
             states = [group.state for group in self.groups if self.offload]
             self._writer = TableWriter(
-                device, self.sizes, self.tables, states, self.step, self._sums
+                device, self.sizes, self.tables.arrays, states, self.step, self._sums
             )
 
     def sums_of(self, view: PagedCacheView) -> tuple[int, int]:

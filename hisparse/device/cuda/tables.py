@@ -7,7 +7,7 @@ the ids between, which were never there, named something: that is what one after
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hisparse.device.cuda.kernels import SLOTS_MAX, ResolveSizes, load
-from hisparse.device.tables import DeviceTables
 from hisparse.fsm.wire import SparseKVOffloadCommand, Table
 
 if TYPE_CHECKING:
@@ -96,6 +95,7 @@ class TableWriter:
     """Launches `hisparse_begin` for one set of tables and its leaders' hot state.
 
     Args:
+        tables: int32 ``[requests, entries]`` of each `wire.Table`; from row to row may be more.
         states: (map, positions, order, group) of each leader, none without a host tier.
         step: int32 ``[1]``, the step under way.
         sums: row checksums uint32 ``[requests, ...]``, or None.
@@ -105,7 +105,7 @@ class TableWriter:
         self,
         device: CudaDevice,
         sizes: ResolveSizes,
-        tables: DeviceTables,
+        tables: Mapping[Table, Any],
         states: Sequence[tuple[Any, Any, Any, Any]],
         step: Any,
         sums: Any = None,
@@ -114,8 +114,7 @@ class TableWriter:
         self._kernel = load("tables.cu").get_function("hisparse_begin")
         self._shared_bytes = 2 * sizes.hot_rows
         self._kernel.max_dynamic_shared_size_bytes = 2 * SLOTS_MAX
-        requests = tables.geometry.max_requests
-        self._arrived = cupy.zeros((requests,), cupy.int32)
+        self._arrived = cupy.zeros((len(tables[Table.HOT]),), cupy.int32)
         addresses = [[array.data.ptr for array in state] for state in states]
         self._leaders = cupy.asarray(np.array(addresses, dtype=np.uint64).reshape(-1, 4))
         self._held = (tables, states, step, sums)  # their addresses are in what follows
@@ -123,7 +122,7 @@ class TableWriter:
         for i, table in enumerate(_TABLES):
             made["tables"][0, i] = tables[table].data.ptr
             made["strides"][0, i] = tables[table].strides[0] // 4
-            made["entries"][0, i] = tables.entries[table]
+            made["entries"][0, i] = tables[table].shape[1]
         made["leaders"], made["leaders_count"] = self._leaders.data.ptr, len(states)
         made["arrived"], made["step"] = self._arrived.data.ptr, step.data.ptr
         made["page_size"], made["hot_rows"] = sizes.page_size, sizes.hot_rows
