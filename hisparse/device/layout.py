@@ -96,6 +96,8 @@ class Geometry:
     hot_rows: int
     top_k: int
     suffix_pages: int = 0
+    step_rows: int = 0
+    """most rows of a step, over all requests"""
     checks: bool = False
     """whether the device looks for what cannot be: bounds, and checksums of rows"""
 
@@ -119,6 +121,7 @@ class Geometry:
             hot_rows=config.policy.hot_rows if config.offload else 0,
             top_k=config.policy.top_k,
             suffix_pages=config.suffix_pages,
+            step_rows=config.schedule.step_rows,
             checks=config.checks == "on",
         )
         assert geometry.page_bytes * geometry.layers <= geometry.block_bytes

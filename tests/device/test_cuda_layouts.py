@@ -13,7 +13,7 @@ from test_cuda_sources import nvcc
 from hisparse.device.cuda import movers, tables
 from hisparse.device.cuda.kernels import source
 from hisparse.device.cuda.tables import pack_changes
-from hisparse.device.cuda.waves import lay_out
+from hisparse.device.cuda.waves import lay_out, most_lines
 from hisparse.fsm.wire import SparseKVOffloadCommand, Table, TableUpdate
 
 BACKED = np.array([True, True, False, True])
@@ -27,8 +27,8 @@ def rows_of(*counts):
 def test_a_step_whose_rows_fit_is_one_wave_of_all_requests():
     looked_up, (wave,) = lay_out(rows_of(2, 1, 2), BACKED, 2)
     assert looked_up.tolist() == [] and wave.span == 2
-    assert wave.rows.tolist() == [0, 0, 1, 1, 2, 2, -1, -1]
-    assert wave.tokens.tolist() == [0, 1, 2, -1, 3, 4, -1, -1]
+    assert wave.rows.tolist() == [0, 0, 1, 1, 2, 2]
+    assert wave.tokens.tolist() == [0, 1, 2, -1, 3, 4]
 
 
 def test_beyond_a_wave_only_requests_with_a_hot_region_take_turns():
@@ -64,6 +64,21 @@ def test_every_token_has_one_place_and_order_is_kept(spans, width):
             assert (rows[tokens] == row).all() and tokens == sorted(tokens)
             assert tokens[0] > seen[row]
             seen[row] = tokens[-1]
+    real, requests = int((rows >= 0).sum()), len({*rows.tolist()} - {-1})
+    assert not waves or sum(len(w.rows) for w in waves) <= most_lines(real, requests, width)
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests", "width", "wanted"),
+    [(8, 1, 2, 8), (8, 3, 2, 10), (8, 8, 1, 8), (8, 100, 4, 20), (8, 8, 100, 20), (1, 9, 4, 1)],
+)
+def test_the_most_lines_that_a_step_takes_are_of_one_deep_request_beside_others(
+    rows, requests, width, wanted
+):
+    assert most_lines(rows, requests, width) == wanted
+    steps = [rows_of(rows - n, *[1] * n) for n in range(min(rows, requests))]
+    made = [lay_out(step, np.ones(rows, bool), width)[1] for step in steps]
+    assert max(sum(len(wave.rows) for wave in waves) for waves in made) == wanted
 
 
 # -- table changes --------------------------------------------------------------------------------

@@ -77,15 +77,14 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("config", SHAPES)
-def test_what_a_config_says_is_what_leaders_and_calls_take(config, made):
+def test_what_a_config_says_is_what_leaders_take(config, made):
     sizes, said = ResolveSizes.of(config), resolve_memory(config)
     requests, groups = config.schedule.max_requests, config.layout.index_groups
     leaders = [made(sizes, requests, len(layers)) for layers in groups]
     assert sum(leader.state_bytes for leader in leaders) == said["cuda_state_bytes"]
     for leader in leaders:  # nothing of it is left out, but for what faults.py owns and the step
         assert nbytes(leader) == leader.state_bytes + leader.counters.nbytes + leader.step.nbytes
-    calls = [ResolveCall(sizes, config.schedule.step_rows) for _ in groups]
-    assert sum(map(nbytes, calls)) == said["cuda_call_bytes"]
+    assert nbytes(ResolveCall(sizes, 3)) == sizes.call_bytes(3)
 
 
 def test_without_a_host_tier_nothing_is_taken():

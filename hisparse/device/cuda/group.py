@@ -15,8 +15,9 @@ fetch in their turn, on compute. Every follower copies out what its leader resol
 waited for all fetches before the step ends. Each wait has a name that a test can knock out.
 
 Steps of fixed shape (`StepRows.span`) take calls that are kept, so that a captured graph finds its
-addresses again, and epochs tell one step from the next. Other steps take calls from a heap, wiped
-before each use.
+addresses again, and epochs tell one step from the next. Calls of other steps are cut from an arena
+(`calls.py`), wiped before each use; one that does not fit there has memory of its own, and gives it
+back.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 
 from hisparse.device.backend import Tiers
 from hisparse.device.cuda import entries
+from hisparse.device.cuda.calls import CallArena
 from hisparse.device.cuda.kernels import CALLS_MAX
 from hisparse.device.cuda.plan import CudaPlan, Part
 from hisparse.device.cuda.resolver import CudaResolver, CudaTables, ResolveCall
@@ -67,6 +69,7 @@ class GroupResolver:
             self._seen = self.device.cupy.zeros((2,), self.device.cupy.uint64)
         self._kept: dict[tuple[int, int, int], ResolveCall] = {}
         self._open: list[CudaPlan] = []  # some layer has not fetched
+        self._arena: CallArena | None = None  # what calls of open plans are cut from
         self._kept_calls = self._other_calls = 0
         self._step = -1
         self._unjoined: Any = None  # the last fetch on the side stream
@@ -87,9 +90,11 @@ class GroupResolver:
     def begin_step(self, step: int) -> None:
         """A step, or a dummy one under the number of the last. Where epochs come again, then and
         when their 32 bits are used up, what kept calls hold of them is wiped."""
-        for plan in self._open:
-            self._give_back(plan)
+        left = [plan for plan in self._open if plan.fetched and not plan.parts[0].kept]
+        if left and self._unjoined is not None:  # of a step that failed: what it reads is cut anew
+            self._wait(self.device.compute, self._unjoined, "resolve_after_fetch")
         self._open.clear()
+        self._give_arena()
         if step == self._step or step // EPOCH_STEPS != self._step // EPOCH_STEPS:
             with self.device.compute.current():
                 for call in self._kept.values():
@@ -165,7 +170,9 @@ class GroupResolver:
         count, lines = self._other_calls, len(wave.rows)
         self._other_calls += 1
         ordinal = KEPT_CALLS_MAX + count % (CALLS_MAX - KEPT_CALLS_MAX)
-        call = self.worker.take_call(lines, wave.span, ordinal)
+        if self._arena is None:
+            self._arena = self.worker.take_arena()
+        call = self.worker.cut_call(self._arena, lines, wave.span, ordinal)
         call.rows = rows
         return Part(call, tokens, kept=False)
 
@@ -271,12 +278,13 @@ class GroupResolver:
         plan.left -= 1
         if plan.left == 0 and plan in self._open:
             self._open.remove(plan)
-            self._give_back(plan)
+            if not self._open:
+                self._give_arena()
 
-    def _give_back(self, plan: CudaPlan) -> None:
-        for part in plan.parts:
-            if not part.kept:
-                self.worker.give_call(part.call)
+    def _give_arena(self) -> None:
+        if self._arena is not None:
+            self.worker.give_arena(self._arena)
+            self._arena = None
 
     def _wipe_tickets(self) -> None:
         if self._resolver is not None:

@@ -8,16 +8,19 @@ without a GPU can import this module, and its CI compiles the same sources with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from hisparse.config import HiSparseConfig, ceil_div
+from hisparse.device.cuda.waves import most_lines
 from hisparse.errors import ConfigError, DeviceError
 
 THREADS = 1024  # a block; fewer were slower (see docs)
 CALLS_MAX = 64  # resolve calls of one index group in one step
+CALL_ALIGNMENT = 256  # bytes, of calls that are cut from one memory
 SLOTS_MAX = 16 * THREADS  # sixteen a thread, in registers
 OPTIONS = ("-std=c++17",)  # of sources that know no sizes
 SOURCES = files("hisparse.device.cuda") / "kernels"
@@ -126,6 +129,13 @@ class ResolveSizes:
         selected = 4 + 4 + 16  # a position, where it is, the miss
         return rows * (selected * self.top_k + 4 + 8)
 
+    def arena_bytes(self, rows: int, requests: int) -> int:
+        """Room for all waves of any call of up to `rows` rows of up to `requests` requests, in a
+        step without a fixed shape: what a `CallArena` is made of."""
+        width = self.hot_rows // self.top_k
+        lines, waves = most_lines(rows, requests, width), ceil_div(rows, width)
+        return self.call_bytes(lines) + waves * CALL_ALIGNMENT
+
     def options(self) -> tuple[str, ...]:
         """Compiler options, the same for CuPy and for nvcc."""
         sizes = {
@@ -145,8 +155,9 @@ def resolve_memory(config: HiSparseConfig) -> dict[str, int]:
     """GPU memory beside the pools, known before any is taken: to be left out of what pools get.
 
     `cuda_state_bytes`: replacement state of all leaders, what the worker's ``state_bytes`` will
-    say. `cuda_call_bytes`: the buffers of a resolve call a group, of a step with the most rows;
-    each fixed shape keeps its own. Zeros without a host tier; CuPy rounds each array up to 512.
+    say. `cuda_call_bytes`: what the resolve calls of steps without a fixed shape are cut from, an
+    arena for each group that is `open_at_once`; each fixed shape keeps its own, which is not
+    counted. Zeros without a host tier; CuPy rounds each array up to 512.
 
     Raises ConfigError for sizes that the kernels cannot hold.
     """
@@ -156,8 +167,16 @@ def resolve_memory(config: HiSparseConfig) -> dict[str, int]:
     sizes, requests = ResolveSizes.of(config), config.schedule.max_requests
     return {
         "cuda_state_bytes": sum(sizes.state_bytes(requests, len(layers)) for layers in groups),
-        "cuda_call_bytes": len(groups) * sizes.call_bytes(config.schedule.step_rows),
+        "cuda_call_bytes": open_at_once(groups)
+        * sizes.arena_bytes(config.schedule.step_rows, requests),
     }
+
+
+def open_at_once(groups: Sequence[Sequence[int]]) -> int:
+    """Of index groups, layers of each, how many have a call open at once, where a model's layers
+    come in order: a leader's call is open until the last layer of its group has copied out."""
+    spans = [(min(layers), max(layers)) for layers in groups]
+    return max(sum(first <= at <= last for first, last in spans) for at, _ in spans)
 
 
 def source(name: str) -> str:

@@ -17,6 +17,7 @@ whose rows of one request fit the hot region together (one wave).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,13 @@ class ResolveCall:
         rows: rows in the call.
         span: rows of one request, adjacent; `rows` is a multiple of it.
         ordinal: which call of its group in a step this is, from 0.
+        memory: uint8 ``[call_bytes(rows)]`` on the device, for what the call holds, as it is; None:
+            arrays of its own, whose words are of no epoch.
     """
 
-    def __init__(self, sizes: ResolveSizes, rows: int, span: int = 1, ordinal: int = 0) -> None:
+    def __init__(
+        self, sizes: ResolveSizes, rows: int, span: int = 1, ordinal: int = 0, memory: Any = None
+    ) -> None:
         if rows % span or not 0 < span * sizes.top_k <= sizes.hot_rows:
             raise UsageError(
                 f"ResolveCall(rows={rows}, span={span}): rows are a multiple of span, and span * "
@@ -65,12 +70,21 @@ class ResolveCall:
             raise UsageError(f"ordinal={ordinal} must be in 0..{CALLS_MAX - 1}")
         cupy = require_cupy()
         self.span, self.ordinal, self.lines = span, ordinal, rows
-        self.rows = cupy.full((rows,), -1, cupy.int32)
-        self.top_k = cupy.full((rows, sizes.top_k), -1, cupy.int32)
-        self.out = cupy.full((rows, sizes.top_k), -1, cupy.int32)
-        # Words of no epoch: nothing in them may be taken for the first call's.
-        self.misses = cupy.full((rows, sizes.top_k, 16), 0xFF, cupy.uint8).view(cupy.uint64)
-        self.count = cupy.full((8 * rows,), 0xFF, cupy.uint8).view(cupy.uint64)
+        at = 0
+
+        def make(dtype: Any, *shape: int) -> Any:
+            nonlocal at
+            first, at = at, at + prod(shape) * np.dtype(dtype).itemsize
+            if memory is not None:
+                return memory[first:at].view(dtype).reshape(shape)
+            # -1, and words of no epoch: nothing in them may be taken for the first call's.
+            return cupy.full((at - first,), 0xFF, cupy.uint8).view(dtype).reshape(shape)
+
+        self.misses = make(np.uint64, rows, sizes.top_k, 2)  # what moves in larger pieces first
+        self.top_k = make(np.int32, rows, sizes.top_k)
+        self.out = make(np.int32, rows, sizes.top_k)
+        self.count = make(np.uint64, rows)
+        self.rows = make(np.int32, rows)
 
 
 class CudaResolver:

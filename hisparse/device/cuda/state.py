@@ -1,6 +1,7 @@
-"""What the groups of one worker share on the GPU: sizes, the step's number, calls, checksums.
+"""What the groups of one worker share on the GPU: sizes, the step's number, checksums, arenas.
 
-Owns the calls of steps without a fixed shape, which any group takes and gives back. `backed` is the
+Owns what calls of steps without a fixed shape are cut from: arenas, made when the worker is, as
+many as groups are open at once, which any group takes and gives back. `backed` is the
 one thing of the tables that the host keeps: which requests have a hot region, in the order in which
 their changes were queued. Only `waves.lay_out` asks it, so as not to take turns for nothing.
 """
@@ -13,7 +14,8 @@ import numpy as np
 
 from hisparse.device.binding import BoundCache
 from hisparse.device.checks import checksum_bytes
-from hisparse.device.cuda.kernels import ResolveSizes
+from hisparse.device.cuda.calls import CallArena
+from hisparse.device.cuda.kernels import ResolveSizes, open_at_once
 from hisparse.device.cuda.reach import HostReach
 from hisparse.device.cuda.resolver import ResolveCall
 from hisparse.device.cuda.tables import TableWriter
@@ -66,7 +68,7 @@ class WorkerState:
         self.groups: list[GroupResolver] = []
         self.backed = np.zeros(g.max_requests, dtype=np.bool_)  # has a hot region, as queued
         self._layers: dict[PagedCacheView, int] = {}
-        self._heap: dict[tuple[int, int], list[ResolveCall]] = {}
+        self._arenas: list[CallArena] = []  # that no group has
         self._writer: TableWriter | None = None
         self._sums: Any = None
         self._reach: HostReach | None = None
@@ -91,6 +93,7 @@ class WorkerState:
             if taken := checksum_bytes(g).taken:
                 self._sums = device.cupy.zeros(shape, device.cupy.uint32)
                 assert self._sums.nbytes == taken, (self._sums.nbytes, taken)
+            self._arenas = [CallArena(memory) for memory in self._call_memory()]
             states = [group.state for group in self.groups if self.offload]
             self._writer = TableWriter(
                 device, self.sizes, self.tables.arrays, states, self.step, self._sums
@@ -118,15 +121,29 @@ class WorkerState:
         self._writer.begin(command)
 
     # -- calls -----------------------------------------------------------------------------------
-    def take_call(self, lines: int, span: int, ordinal: int) -> ResolveCall:
-        """A call for once: wiped, so that no epoch that it still holds is mistaken for its own."""
-        held = self._heap.setdefault((lines, span), [])
-        call = held.pop() if held else ResolveCall(self.sizes, lines, span)
-        call.ordinal = ordinal
-        for array in (call.count, call.misses):
-            self.device.wipe(array, WIPED)
+    def _call_memory(self) -> list[Any]:
+        """What `kernels.resolve_memory` says, an array an arena."""
+        g, cupy = self.geometry, self.device.cupy
+        if not self.offload:
+            return []
+        size = self.sizes.arena_bytes(g.step_rows, g.max_requests)
+        return [cupy.full((size,), WIPED, cupy.uint8) for _ in range(open_at_once(g.groups))]
+
+    def take_arena(self) -> CallArena | None:
+        """An empty one, for who has no call open; None where more groups are open than usual."""
+        return self._arenas.pop() if self._arenas else None
+
+    def cut_call(self, arena: CallArena | None, lines: int, span: int, ordinal: int) -> ResolveCall:
+        """A call for once: wiped, so that nothing of what was there is taken for words of its
+        epoch. Of memory of its own where `arena` has no room."""
+        memory = arena.cut(self.sizes.call_bytes(lines)) if arena is not None else None
+        call = ResolveCall(self.sizes, lines, span, ordinal, memory)
+        if memory is not None:
+            for array in (call.count, call.misses):
+                self.device.wipe(array, WIPED)
         return call
 
-    def give_call(self, call: ResolveCall) -> None:
-        """All that reads `call` is queued."""
-        self._heap[call.lines, call.span].append(call)
+    def give_arena(self, arena: CallArena) -> None:
+        """All that reads what was cut is queued, and compute waits for what of it is on side."""
+        arena.clear()
+        self._arenas.append(arena)

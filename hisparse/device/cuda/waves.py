@@ -23,8 +23,8 @@ I32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class WaveLines:
-    """One resolve call: `rows` int32 ``[lines]`` request row of each line, -1 for those of no
-    request; `tokens` int32 ``[lines]`` whose line it is, -1 for nobody's."""
+    """One resolve call: `rows` int32 ``[lines]`` request row of each line; `tokens` int32
+    ``[lines]`` whose line it is, -1 for nobody's."""
 
     span: int
     rows: I32
@@ -55,8 +55,18 @@ def lay_out(
 def _lines(rows: I32, ordinals: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> WaveLines:
     requests, at = np.unique(rows, return_inverse=True)
     span = int(ordinals.max()) + 1
-    places = 1 << (len(requests) - 1).bit_length()  # few sizes, so that calls can be used again
-    lines = np.full((2, places * span), -1, dtype=np.int32)
-    lines[0, : len(requests) * span] = np.repeat(requests, span)
+    lines = np.full((2, len(requests) * span), -1, dtype=np.int32)
+    lines[0] = np.repeat(requests, span)
     lines[1, at * span + ordinals] = tokens
     return WaveLines(span, lines[0], lines[1])
+
+
+def most_lines(rows: int, requests: int, width: int) -> int:
+    """Most lines that all waves of up to `rows` tokens of up to `requests` requests have together.
+
+    A request leaves lines empty in its last wave alone, and the one with the most rows in none. So
+    the most are where one request sets the span of all others, which have a row each.
+    """
+    return max(
+        rows + (n - 1) * (min(width, rows - n + 1) - 1) for n in range(1, min(requests, rows) + 1)
+    )
