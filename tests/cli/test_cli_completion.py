@@ -61,7 +61,7 @@ def test_verbs_and_their_options(folder):
 
 def test_kinds_of_events_and_ids_of_the_log(folder):
     assert offered(folder, "log", "cat", "one", "--kind", "Step") == ["StepPlanned"]
-    assert offered(folder, "why", "one", "request", "r") == ["r0", "r1", "r2"]
+    assert offered(folder, "why", "one", "request", "r") == ["r0", "r1", "r2", "r3"]
     assert offered(folder, "why", "one", "block", "1")[:3] == ["1", "10", "11"]
     assert "1" in offered(folder, "why", "one", "transfer", "")
     assert offered(folder, "why", "gone", "request", "") == []
