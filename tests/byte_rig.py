@@ -3,7 +3,8 @@
 The bytes of a row are a function of (tokens up to it, layer), which neither side computes. Every
 step writes the rows that it computes and reads random earlier ones. With ``lag=1`` the copy streams
 stand still until something has to wait for them, so a copy that nothing orders comes last. On a GPU
-a kernel holds each of them for some time before a step, ever more often as `lag` grows.
+a kernel holds each of them for some time before a step, ever more often as `lag` grows. Rows are
+copied out, or, in a share `resolves` of the steps, read in the pool where a resolve says they are.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class ByteRig(SchedulerRig):
         self.lag, self.holds, self.hold_ms = lag, ("d2h", "h2d"), HOLD_MS
         self._unread: list = []  # (array on the GPU, what it must be)
         self._holds = np.random.RandomState(seed)
+        self._verbs = np.random.RandomState(seed)
+        self.resolves, self.rows_resolved = 0.0, 0
         self.random = np.random.RandomState(seed)
         self.held: list = []
         self.rows_read = 0
@@ -85,6 +88,9 @@ class ByteRig(SchedulerRig):
         layout = self.config.layout
         own = np.array([tags[r][p] for r, p in zip(rows.rows, rows.positions, strict=True)])
         shape = (len(rows.rows), self.config.policy.top_k)
+        resolve = np.bincount(rows.rows).max() <= self.worker.geometry.wave_rows
+        resolve = resolve and self._verbs.rand() < self.resolves
+        self.rows_resolved += int(resolve) * len(rows.rows) * layout.layers
         for group, layers in enumerate(layout.index_groups):
             data = row_bytes(own, INDEX_CACHE + group, layout.index_row_bytes)
             self.worker.index.write(group, rows, data)
@@ -93,15 +99,30 @@ class ByteRig(SchedulerRig):
             for layer in layers:
                 handle = self.worker.handles[layer]
                 handle.write(rows, row_bytes(own, layer, layout.row_bytes))
-                got = handle.gather(rows, chosen if layer == layers[0] else None)
-                want = row_bytes(read.reshape(-1), layer, layout.row_bytes)
-                self._expect(got, want.reshape(*shape, -1))
+                top_k = chosen if layer == layers[0] else None
+                want = row_bytes(read.reshape(-1), layer, layout.row_bytes).reshape(*shape, -1)
+                if resolve:
+                    places = handle.resolve(rows, top_k)
+                    self._expect_at(places, handle.resident.rows, want)
+                else:
+                    self._expect(handle.gather(rows, top_k), want)
 
     def _expect(self, pending, want):
         if self.device.name == "cpu":
             pending.on_done(lambda data: self._compare(data, want))
         else:
             self._unread.append((pending.result(), want))
+
+    def _expect_at(self, pending, pool, want):
+        """Rows of `pool` at the places that a resolve gives, read in stream order."""
+        if self.device.name == "cpu":
+            pending.on_done(lambda places: self._compare(pool[places], want))
+            return
+        places = pending.result()
+        with self.device.on_compute():
+            taken = self.device.torch.as_tensor(pool, device="cuda")
+            at = places.reshape(-1).clamp(min=0)  # -1, of a row that is lost: nobody's bytes
+            self._unread.append((taken.index_select(0, at).reshape(want.shape), want))
 
     def _compare(self, data, want):
         self.rows_read += len(data)
