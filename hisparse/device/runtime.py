@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from hisparse.device.backend import Array, Device, ResolvePlan, Resolver, Tiers
 from hisparse.device.handle import PagedCacheView, check_step_rows
@@ -24,7 +23,6 @@ from hisparse.device.layout import Geometry
 from hisparse.device.plan import Pending
 from hisparse.device.rows import StepRows
 from hisparse.errors import UsageError
-from hisparse.fsm.wire import Table
 
 
 @dataclass
@@ -201,16 +199,6 @@ class HiSparseRuntime:
             self._host_rows += call.plan.missed
             self._device.kernels.replay(call.plan, self.group.tiers, self._member)
 
-    def forget_rows(self, rows: Sequence[int]) -> None:
-        """The request rows are handed to other requests."""
-        if self.resolver is not None:
-            self.resolver.forget_rows(rows)
-
-    def forget_entries(self, table: Table, row: int, entries: npt.NDArray[np.int64]) -> None:
-        """`entries` of `row` named another id: see the function of that name."""
-        if self.resolver is not None and self._geometry.hot_rows:
-            forget_entries(self.resolver, self._geometry, table, row, entries)
-
     def counted(self) -> tuple[int, int]:
         """The counters of this layer's calls, for who has to put them back."""
         return self._calls, self._host_rows
@@ -232,27 +220,6 @@ class HiSparseRuntime:
             rows = made.pop("host_rows")
             counts |= {"host_rows": rows, "host_bytes": rows * self.host.span.row_bytes}
         return counts | made if self.is_leader else counts
-
-
-def forget_entries(
-    resolver: Resolver,
-    geometry: Geometry,
-    table: Table,
-    row: int,
-    entries: npt.NDArray[np.int64],
-) -> None:
-    """`entries` of `row` named another id: hot rows that lived there, or came from there, go.
-
-    A HOT entry gave another block to ``page_size`` slots; a HOST entry another page to
-    ``page_size`` positions (after a failed copy and a rewind, the old rows are wrong).
-    """
-    size = geometry.page_size
-    for entry in entries.tolist():
-        if table == Table.HOT:
-            last = min((entry + 1) * size, geometry.hot_rows)
-            resolver.forget_slots(row, entry * size, last)
-        elif table == Table.HOST:
-            resolver.forget_positions(row, entry * size, (entry + 1) * size)
 
 
 def _same_rows(a: StepRows, b: StepRows) -> bool:

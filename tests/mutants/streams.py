@@ -9,8 +9,8 @@ import msgspec
 
 from hisparse.config import HiSparseConfig
 from hisparse.device import worker
+from hisparse.device.cpu import kernels
 from hisparse.device.cpu.kernels import CpuCopies
-from hisparse.device.runtime import HiSparseRuntime
 from hisparse.device.transfers import TransferQueue
 from hisparse.device.warm_up import dummy_step
 from hisparse.device.worker import HiSparseWorker
@@ -138,13 +138,13 @@ def retired_before_it_ran():
 @mutant
 def hot_rows_outlive_a_rewind():
     """The worker forgets no hot row of a page that was replaced on the host."""
-    forget = HiSparseRuntime.forget_entries
+    forget = kernels.forget_entries
 
-    def forgetful(self, table, row, entries):
+    def forgetful(resolver, table, row, entries):
         if table != Table.HOST:
-            forget(self, table, row, entries)
+            forget(resolver, table, row, entries)
 
-    with mock.patch.object(HiSparseRuntime, "forget_entries", forgetful):
+    with mock.patch.object(kernels, "forget_entries", forgetful):
         yield
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hisparse.config import HiSparseConfig
-from hisparse.device.backend import Op, Tiers
+from hisparse.device.backend import Op, Resolver, Tiers
 from hisparse.device.binding import BoundCache
 from hisparse.device.cpu.checks import LayerChecks
+from hisparse.device.cpu.forgetting import forget_entries
 from hisparse.device.cpu.resolver import CpuResolver
 from hisparse.device.handle import PagedCacheView
 from hisparse.device.layout import NULL, Geometry
@@ -167,9 +168,13 @@ class CpuKernels:
     ) -> Sequence[Op]:
         """An op for the resets, and one for the updates."""
 
+        def resolver_of(leader: HiSparseRuntime) -> CpuResolver:
+            assert isinstance(leader.resolver, CpuResolver), leader.resolver
+            return leader.resolver
+
         def reset(rows: tuple[int, ...]) -> None:
             for leader in leaders:
-                leader.forget_rows(rows)
+                resolver_of(leader).forget_rows(rows)
                 for hot, _ in leader.group.tiers:
                     if (checks := self._checks.get(hot)) is not None:
                         checks.forget(rows)
@@ -180,12 +185,12 @@ class CpuKernels:
                 gone = tables.apply(update)
                 if gone.size:
                     for leader in leaders:
-                        leader.forget_entries(update.table, update.row, gone)
+                        forget_entries(resolver_of(leader), update.table, update.row, gone)
 
         ops: list[Op] = [partial(reset, command.resets)] if command.resets else []
         return [*ops, partial(update, command.tables)] if command.tables else ops
 
-    def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> CpuResolver:
+    def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver:
         return CpuResolver(geometry, tables, layer)
 
     def make_copies(self, geometry: Geometry, cache: BoundCache) -> CpuCopies:

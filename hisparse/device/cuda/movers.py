@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hisparse.config import HiSparseConfig
-from hisparse.device.backend import Op, Tiers
+from hisparse.device.backend import Op, Resolver, Tiers
 from hisparse.device.binding import BoundCache
 from hisparse.device.cuda.arrays import address
 from hisparse.device.cuda.copies import PageCopies
@@ -204,7 +204,7 @@ class CudaKernels:
             self._states[tables] = WorkerState(self, tables)
         return self._states[tables]
 
-    def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> GroupResolver:
+    def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver:
         return GroupResolver(self.state(tables), layer)
 
     def make_copies(self, geometry: Geometry, cache: BoundCache) -> CudaCopies:

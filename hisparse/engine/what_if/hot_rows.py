@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hisparse.config import HiSparseConfig
+from hisparse.device.cpu.forgetting import forget_entries
 from hisparse.device.cpu.resolver import CpuResolver
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.layout import Geometry
 from hisparse.device.rows import StepRows
-from hisparse.device.runtime import forget_entries
 from hisparse.device.tables import DeviceTables
 from hisparse.engine.selections import SelectionsTaken
 from hisparse.engine.what_if.recording import Recording
@@ -123,9 +123,9 @@ class HotRows:
             self._tables.reset(command.resets)
         for update in command.tables:
             gone = self._tables.apply(update)
-            if gone.size and self._geometry.hot_rows:
+            if gone.size:
                 for resolver in self._resolvers:
-                    forget_entries(resolver, self._geometry, update.table, update.row, gone)
+                    forget_entries(resolver, update.table, update.row, gone)
 
     def resolve(self, step: int, rows: StepRows, numbers: dict[int, int]) -> None:
         """Resolve a step's rows. `numbers`: the number of the request in each request row."""
