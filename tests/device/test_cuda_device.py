@@ -31,7 +31,13 @@ from hisparse.device import open_device
 from hisparse.device.cuda.group import EPOCH_STEPS
 from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import resolve_memory
-from hisparse.errors import CapacityError, ConfigError, InvariantViolation, UsageError
+from hisparse.errors import (
+    CapacityError,
+    ConfigError,
+    DeviceError,
+    InvariantViolation,
+    UsageError,
+)
 from hisparse.fsm.wire import AckKind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
@@ -456,6 +462,31 @@ def test_a_request_beyond_the_hot_region_is_taken_in_waves():
             assert (value(pending) == expect(rows, top, layer)).all()
         rig.end()
     rig.device.synchronize()
+
+
+@pytest.mark.parametrize("verb", ["gather", "resolve"])
+def test_rows_of_an_answer_that_there_was_no_memory_for_may_be_read_later(verb, monkeypatch):
+    """Whoever follows the leader that failed, and the next step, find what its plan says is hot."""
+    rig = Rig(make_config(12, TOP_K, REQUESTS, PAGES, groups=GROUPS))
+    rig.run_step(tables=placed(rig, STATES["mixed"]))
+    rows, top = step_rows([0, 1]), np.array([[0, 5, 3, 9], [8, 1, 2, -1]])
+    empty = rig.device.empty
+
+    def full(shape, dtype):
+        monkeypatch.setattr(rig.device, "empty", empty)
+        raise rig.device.torch.OutOfMemoryError("as large as asked for")
+
+    rig.begin()
+    monkeypatch.setattr(rig.device, "empty", full)
+    leader, follower = GROUPS[0][:2]
+    with pytest.raises((DeviceError, rig.device.torch.OutOfMemoryError), match="asked for"):
+        getattr(rig.worker.handles[leader], verb)(rows, top).result()
+    followed = value(rig.worker.handles[follower].gather(rows))
+    assert (followed == expect([0, 1], top, follower)).all()
+    rig.end()
+    rig.begin()
+    again = rig.gather(step_rows([0, 1]), top)
+    assert all((value(got) == expect([0, 1], top, layer)).all() for layer, got in again.items())
 
 
 def test_what_the_model_passes_may_be_of_torch_or_of_cupy():

@@ -181,10 +181,15 @@ class GroupResolver:
         """This layer's selected rows: torch uint8 ``[n, k, row_bytes]``."""
         n, k = plan.top_k.shape
         device, hot = self.device, tiers[member].hot
-        out = device.empty((n, k, hot.span.row_bytes), device.torch.uint8)
         owner, seen = self._owners[member], None if member else self._seen
+        try:
+            out = device.empty((n, k, hot.span.row_bytes), device.torch.uint8)
+            if plan.looked_up_count:
+                self._look_up(plan)
+        except Exception:  # no memory
+            self._fetch_all(plan, tiers, member)
+            raise
         if plan.looked_up_count:
-            self._look_up(plan)
             entries.gather(self.worker, plan, None, hot, out, owner, seen)
         for part in plan.parts:
             self._fetch(plan, part, tiers, member)
@@ -194,14 +199,16 @@ class GroupResolver:
 
     def locate(self, plan: CudaPlan, tiers: Sequence[Tiers], member: int) -> Any:
         """Where they are: torch int32 ``[n, k]``, -1 for padding. Raises UsageError for waves."""
-        if len(plan.parts) > 1:
-            for part in plan.parts:  # all the same: followers and later calls go by the plan
-                self._fetch(plan, part, tiers, member)
-            self._close(plan)
-            raise UsageError(
-                f"resolve: the selections of a request's rows need {len(plan.parts)} waves: gather"
-            )
-        self._look_up(plan)
+        try:
+            if len(plan.parts) > 1:
+                waves = len(plan.parts)
+                raise UsageError(
+                    f"resolve: the selections of a request's rows need {waves} waves: gather"
+                )
+            self._look_up(plan)
+        except Exception:
+            self._fetch_all(plan, tiers, member)
+            raise
         for part in plan.parts:
             self._fetch(plan, part, tiers, member)
             if part.tokens is None:
@@ -213,6 +220,12 @@ class GroupResolver:
             entries.check_rows(self.worker, plan, tiers[member].hot, self._owners[member])
         self._close(plan)
         return self.device.torch.as_tensor(plan.places, device="cuda")
+
+    def _fetch_all(self, plan: CudaPlan, tiers: Sequence[Tiers], member: int) -> None:
+        """For a layer that gets no answer: followers and later calls still go by the plan."""
+        for part in plan.parts:
+            self._fetch(plan, part, tiers, member)
+        self._close(plan)
 
     def _look_up(self, plan: CudaPlan) -> None:
         """Places of the tokens that need no resolve, once a plan."""
