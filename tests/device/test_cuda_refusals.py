@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hisparse.device import open_device
-from hisparse.device.cuda.device import require_torch
+from hisparse.device.cuda.device import TORCH_LEAST, require_torch
 from hisparse.device.cuda.kernels import require_cupy
 from hisparse.errors import DeviceError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -29,6 +34,36 @@ def test_a_torch_that_is_built_for_rocm_is_refused_by_name(torch, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.43484")
     with pytest.raises(DeviceError, match=r"built for ROCm \(torch.version.hip=6.4.43484\)"):
         open_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [
+        ("2.10.1+cu128", True),
+        ("1.13.0", True),
+        ("2.9.0a0+gitabc.1", True),
+        ("2.11.0+cu130", False),
+        ("2.11", False),
+        ("3.0.0rc1", False),
+    ],
+)
+def test_a_torch_that_is_too_old_is_refused_with_the_one_to_install(
+    version, refused, torch, monkeypatch
+):
+    monkeypatch.setattr(torch, "__version__", version)
+    if not refused:
+        assert require_torch() is torch
+        return
+    said = rf"torch {re.escape(version)} is older than 2\.11: install 'torch>=2\.11'"
+    with pytest.raises(DeviceError, match=said):
+        open_device("cuda")
+
+
+def test_the_least_torch_is_the_one_that_the_package_asks_for():
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    least = ".".join(map(str, TORCH_LEAST))
+    for extra in ("torch", "cuda12", "cuda13"):
+        assert f"torch>={least}" in asked[extra]
 
 
 @pytest.mark.parametrize("name", ["rocm", "hip"])

@@ -12,6 +12,7 @@ that nobody shut down, waits for its work and gives its pools back when it is co
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,7 @@ from hisparse.device.cuda.streams import CudaEvent, CudaStream
 from hisparse.device.plan import Pending
 from hisparse.errors import DeviceError, UsageError
 
+TORCH_LEAST = 2, 11  # as pyproject.toml asks for; older ones were never run
 WAIT_BYTES = 256 << 20  # a pool up to this size is pinned before it is handed out
 
 
@@ -42,7 +44,7 @@ class CudaDevice:
         index: the device's number; None: torch's current one.
 
     Raises DeviceError, saying what is missing, without torch for CUDA, CuPy or a usable GPU, and
-    for a torch that is built for ROCm.
+    for a torch that is built for ROCm or is older than `TORCH_LEAST`.
     """
 
     name = "cuda"
@@ -301,6 +303,12 @@ def require_torch() -> Any:
         ) from None
     if hip := getattr(torch.version, "hip", None):
         raise DeviceError(f"cuda: this torch is built for ROCm (torch.version.hip={hip}): refused")
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < TORCH_LEAST:
+        least = ".".join(map(str, TORCH_LEAST))
+        raise DeviceError(
+            f"cuda: torch {torch.__version__} is older than {least}: install 'torch>={least}', as "
+            "'hisparse[cuda12]' and 'hisparse[cuda13]' do"
+        )
     if not torch.version.cuda:
         raise DeviceError(
             f"cuda: torch {torch.__version__} is a CPU build: install one that is built for CUDA"
