@@ -126,8 +126,11 @@ class CudaResolver:
         self._resolve_one = self._cluster_kernel(device)
 
     def _cluster_kernel(self, device: Any) -> Any:
-        """The kernel for calls of one row, whose look-ups the blocks of a cluster share; None for a
-        device that has no clusters of so many, or less memory in a block than it takes."""
+        """The kernel for calls of one row, whose look-ups the blocks of a cluster share; None below
+        compute capability 9.0, which has no clusters, on a device of no more multiprocessors than a
+        cluster has blocks, and where a block has less memory than it takes. Eight is the size that
+        every other device takes; whether it has a place for one is not asked. On one that has been
+        divided (MIG) and has none, the launch fails, by the driver's error."""
         if int(device.compute_capability) < CLUSTER_CAPABILITY or self.fetch_blocks < FETCH_BLOCKS:
             return None
         kernel = load("resolve_one.cu", self.sizes).get_function("hisparse_resolve_one")
