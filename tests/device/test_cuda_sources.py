@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from hisparse.device.cuda.copies import _PAGES
+from hisparse.device.cuda.kernels import SOURCES as FOLDER
 from hisparse.device.cuda.kernels import ResolveSizes, source
 from hisparse.device.cuda.resolver import _ARGUMENTS
 from hisparse.device.cuda.tables import _BEGIN
@@ -29,6 +30,11 @@ SOURCES = tuple(
 )
 BUILDS = [(arch, name) for arch in ("sm_80", "sm_90", "sm_100") for name in SOURCES]
 BUILDS += [(arch, "resolve_one.cu") for arch in ("sm_90", "sm_100")]  # which have clusters
+
+
+def test_every_source_is_compiled():
+    folder = [file.name for file in FOLDER.iterdir() if file.name.endswith(".cu")]
+    assert sorted(folder) == sorted({name for _, name in BUILDS})
 
 
 def nvcc():
