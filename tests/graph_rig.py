@@ -16,6 +16,11 @@ from hisparse.device.rows import StepRows
 TOP_K = 4
 GROUPS = ((0, 2, 3), (1,))
 KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
+STATES = {  # whether each page of a request is on the GPU
+    "all resident": [True] * PAGES,
+    "mixed": [True, False, False, True],
+    "all on the host": [False] * (PAGES - 1) + [True],
+}
 
 
 class Decode:
