@@ -198,3 +198,26 @@ def test_what_a_failed_step_left_on_side_is_waited_for_before_its_call_is_cut_ag
     again = model.plan(0, rows)
     assert np.shares_memory(left.calls[0].count, again.calls[0].count)
     assert model.cupy.held() == model.said
+
+
+@pytest.mark.parametrize("verb", ["copy_out", "locate"])
+def test_a_layer_whose_answer_finds_no_memory_fetches_and_lets_go_of_its_calls(verb, monkeypatch):
+    """Who follows it, and later steps, go by the plan: rows that it calls hot have to be there."""
+    model = Model(monkeypatch, 2 * TOP_K, 16, 4)
+    group, fetched = model.groups[0], []
+    model.begin()
+    plan = model.plan(0, np.array([0, 1, 1], np.int32))
+    monkeypatch.setattr(group, "_fetch", lambda plan, part, tiers, of: fetched.append((of, part)))
+    group.device.torch = SimpleNamespace(uint8="uint8", int32="int32")
+    group.device.adopt = lambda array: array
+
+    def empty(shape, dtype):
+        raise MemoryError(f"{shape} of {dtype}")
+
+    group.device.empty = empty
+    tiers = [SimpleNamespace(hot=SimpleNamespace(span=SimpleNamespace(row_bytes=16)))] * 2
+    for member in (0, 1):
+        with pytest.raises(MemoryError, match=rf"\(3, {TOP_K}"):
+            getattr(group, verb)(plan, tiers, member)
+    assert fetched == [(member, part) for member in (0, 1) for part in plan.parts] != []
+    assert not group._open and group._arena is None
