@@ -311,7 +311,8 @@ def require_torch() -> Any:
         )
     if not torch.version.cuda:
         raise DeviceError(
-            f"cuda: torch {torch.__version__} is a CPU build: install one that is built for CUDA"
+            f"cuda: torch {torch.__version__} is a CPU build: install one that is built for CUDA "
+            "(uninstall it, since 'hisparse[cuda12]' takes it for enough, then install that)"
         )
     if not torch.cuda.is_available():
         raise DeviceError("cuda: torch finds no usable GPU: check nvidia-smi, CUDA_VISIBLE_DEVICES")
