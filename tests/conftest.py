@@ -20,6 +20,8 @@ import backends
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hisparse.device.cuda import kernels
+
 settings.register_profile(
     "ci",
     derandomize=True,
@@ -30,6 +32,20 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, max_examples=200)
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--racecheck",
+        action="store_true",
+        help="compile the resolve of one row in the form under which compute-sanitizer's racecheck "
+        "comes to an end",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--racecheck"):
+        kernels.OPTIONS += ("-DALL_WARPS_WAIT=1",)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -6,7 +6,14 @@
 // not through words in the L2 cache. So look-ups, of which a multiprocessor makes one a cycle, take a seventh
 // of the time, and where nothing is missing the others leave at once. Where something is, they fetch what the
 // planner lists, as in resolve.cu.
+//
+// ALL_WARPS_WAIT has every warp wait for the cluster, which is slower: compute-sanitizer's racecheck does not
+// come to an end where only some warps of a block do (`pytest --racecheck` sets it).
 #include "cluster.cuh"
+
+#ifndef ALL_WARPS_WAIT
+#define ALL_WARPS_WAIT 0
+#endif
 
 constexpr int CLUSTER = 8;                 // and the blocks of a follower's fetch
 constexpr int LOOKERS = CLUSTER - 1;       // who look up, and fetch
@@ -52,7 +59,7 @@ __device__ __forceinline__ bool look_up_part(const Resolve& p, Shared& s, Exchan
     entry[i] = at < PART ? min(looker * PART + at, (unsigned)TOPK) : TOPK;
     position[i] = entry[i] < TOPK ? load_now(p.top_k + entry[i]) : -1;
   }
-  if (sends) cluster_wait();
+  if (sends || ALL_WARPS_WAIT) cluster_wait();
   if (request < 0) {
 #pragma unroll
     for (int i = 0; i < MINE; ++i)
@@ -197,6 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
   const unsigned rank = cluster_rank();
   if (thread() == 0) make_barrier(&x.arrived);
   cluster_arrive();
+  if (ALL_WARPS_WAIT && rank == PLANNER) cluster_wait();
   const int request = load_now(p.rows);
   const int step = load_now(p.step);
   if (rank == PLANNER)
