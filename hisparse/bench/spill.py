@@ -1,10 +1,11 @@
 """`hisparse bench spill`: page copies between the tiers on a GPU.
 
 Alone: 64 pages in all layers, random blocks and random host pages, GPU to host and back, beside
-one contiguous copy of as many bytes in turns with it, by the copy engine and by the kernel. The
-copies are queued behind a held stream; *from idle* they are not, and what the CPU takes to queue
-them counts. `hisparse.bench.spill_beside` has the copies beside a decode loop and beside resolves
-that miss.
+one contiguous copy of as many bytes in turns with it, by the copy engine and by the kernel. *In a
+row*: the host pages are neighbours, as those of a prompt are; random ones are those that many
+requests seal in one step. The copies are queued behind a held stream; *from idle* they are not, and
+what the CPU takes to queue them counts. `hisparse.bench.spill_beside` has the copies beside a
+decode loop and beside resolves that miss.
 
 Needs torch for CUDA, CuPy and a GPU; raises DeviceError without.
 """
@@ -81,21 +82,28 @@ class Tiers:
             part = self.host[at : at + self.gpu.size]
             self.gpu[: part.size].get(out=part)
         blocks, hosts = g.gpu_blocks - 1, g.host_pages - 1
-        self._lists = [
-            (1 + rng.permutation(blocks)[:PAGES], 1 + rng.permutation(hosts)[:PAGES])
-            for _ in range(LISTS)
-        ]
+        runs = rng.permutation(hosts // PAGES)
+        self._lists: dict[bool, list[tuple[Any, Any]]] = {False: [], True: []}
+        for i in range(LISTS):
+            chosen = 1 + rng.permutation(blocks)[:PAGES]
+            run = 1 + PAGES * runs[i % len(runs)] + np.arange(PAGES)
+            self._lists[False].append((chosen, 1 + rng.permutation(hosts)[:PAGES]))
+            self._lists[True].append((chosen, run))
         self._next = 0
 
-    def lists(self) -> tuple[Any, Any]:
+    def lists(self, in_a_row: bool = False) -> tuple[Any, Any]:
+        """GPU blocks and host pages of a call."""
         self._next += 1
-        return self._lists[self._next % LISTS]
+        return self._lists[in_a_row][self._next % LISTS]
 
-    def spills(self, copies: PageCopies, count: int = 1) -> Lane:
-        return Lane(lambda: copies.spill(*self.lists()), count, self.rows.moved)
+    def spills(self, copies: PageCopies, count: int = 1, *, in_a_row: bool = False) -> Lane:
+        return Lane(lambda: copies.spill(*self.lists(in_a_row)), count, self.rows.moved)
 
-    def restores(self, copies: PageCopies, count: int = 1) -> Lane:
-        return Lane(lambda: copies.restore(*reversed(self.lists())), count, self.rows.moved)
+    def restores(self, copies: PageCopies, count: int = 1, *, in_a_row: bool = False) -> Lane:
+        def restore() -> None:
+            copies.restore(*reversed(self.lists(in_a_row)))
+
+        return Lane(restore, count, self.rows.moved)
 
     def contiguous(self, *, to_host: bool, count: int = 1) -> Lane:
         """One copy of as many bytes as a call's."""
@@ -121,10 +129,12 @@ def bench_alone(rows: Rows, runs: int) -> list[Case]:
     ways: dict[str, Callable[[], Lane]] = {
         "contiguous to host": lambda: tiers.contiguous(to_host=True),
         "spill by engine": lambda: tiers.spills(engine),
+        "spill by engine, in a row": lambda: tiers.spills(engine, in_a_row=True),
         "spill by kernel": lambda: tiers.spills(kernel),
         "contiguous to GPU": lambda: tiers.contiguous(to_host=False),
         "restore by engine": lambda: tiers.restores(engine),
         "restore by kernel": lambda: tiers.restores(kernel),
+        "restore by kernel, in a row": lambda: tiers.restores(kernel, in_a_row=True),
     }
     taken: dict[tuple[str, str], list[list[float]]] = {}
     for turn in range(runs + 1):  # the first one warms up

@@ -133,7 +133,10 @@ class TableWriter:
 
     def begin(self, command: SparseKVOffloadCommand) -> None:
         """Queue the command's changes and its step number on compute: one launch."""
-        changes = pack_changes(command)
+        self.queue(pack_changes(command), command.step)
+
+    def queue(self, changes: Changes, step: int) -> None:
+        """Queue `changes` and the step's number on compute: one launch."""
         made, rows = self._begin, len(changes.rows)
         at = self._device.compute.staging.put(changes.packed())
         for name, size in (
@@ -144,6 +147,6 @@ class TableWriter:
         ):
             made[name] = at
             at += 4 * size
-        made["rows_count"], made["number"] = rows, command.step
+        made["rows_count"], made["number"] = rows, step
         grid = (max(rows, 1), max(int(made["leaders_count"][0]), 1) if rows else 1)
         self._device.launch(self._kernel, grid, THREADS, (made[0].copy(),), self._shared_bytes)
