@@ -9,8 +9,8 @@ After any of them `check` says whether everything still holds.
     crash_rank  crash_scheduler  arm                                 what happens to it
     check                                                            raises InvariantViolation
 
-In a step, the command goes into every rank's inbox; ranks run when they are not behind, in any
-order; what they say goes through their channels, and reaches the scheduler in a later step.
+What passes between scheduler and ranks in a step is `RankRunner`'s (`hisparse.testing.runner`),
+what happens when one of them dies `Restarts`' (`hisparse.testing.restarts`).
 """
 
 from __future__ import annotations
@@ -18,31 +18,27 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
-import msgspec
-import numpy as np
-
 from hisparse.config import HiSparseConfig
-from hisparse.connector.base import KVConnectorOutput, KVConnectorRole
+from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
-from hisparse.device.rows import StepRows
 from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
-from hisparse.errors import DeviceError, LogError
+from hisparse.errors import LogError
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.snapshot import snapshot
 from hisparse.fsm.state import State
-from hisparse.fsm.wire import Acknowledgements, AnyTransfer
+from hisparse.fsm.wire import AnyTransfer
 from hisparse.kv.coordinator import HiSparseCoordinator
-from hisparse.testing.atlas.base import Fault, Incident
+from hisparse.testing.atlas.base import Fault, Incident, with_hook
 from hisparse.testing.cached_pages import CachedPages
 from hisparse.testing.liveness import settle
-from hisparse.testing.rank import AnyRankDevice, RankDevice, SimRank, Task
+from hisparse.testing.rank import AnyRankDevice, RankDevice, SimRank
 from hisparse.testing.restarts import Restarts, SchedulerDied, SimLog
+from hisparse.testing.runner import RankRunner
 from hisparse.testing.store import Store
 from hisparse.testing.tagged import Seen, TaggedModel
 from hisparse.testing.watch import Watch
@@ -84,7 +80,6 @@ class SimReplica:
 
         self.config = config
         self.seed = seed
-        self.rng = random.Random(f"{seed} replica")
         self.lags = [lags[n % len(lags)] for n in range(config.ranks)]
         self.check_every = check_every
         self.now = 0  # steps of this replica, over restarts of its scheduler
@@ -110,20 +105,15 @@ class SimReplica:
             if disk is not None or not ATLAS[kind].needs_disk
         ]
         self.tolerates_faults = any(f.kind in COPY_LOSSES and f.rate > 0 for f in self.faults)
-        self.last_words: dict[int, Acknowledgements] = {}  # by rank: the last message of all
-        self._message_faults = self._with("message")
-        self._copy_faults = self._with("copy_fails")
-        self._command_faults = self._with("command")
-        self._strikers = self._with("strike")
-        self._tenders = self._with("tend")
+        self._copy_faults = with_hook(self.faults, "copy_fails")
+        self._strikers = with_hook(self.faults, "strike")
+        self._tenders = with_hook(self.faults, "tend")
+        self.runner = RankRunner(self, seed)
         self.log: EventLog = SimLog() if self.store is None else self.store.open()[0]
         self.served = 0  # requests that came to an end of any kind
         self.ranks = [self.make_rank(n) for n in range(config.ranks)]
         self.open(HiSparseCoordinator(config, self.log))
         self.restarts.down = False
-
-    def _with(self, hook: str) -> list[Fault]:
-        return [f for f in self.faults if getattr(type(f), hook) is not getattr(Fault, hook)]
 
     def open(self, coordinator: HiSparseCoordinator) -> None:
         """A scheduler process begins, around `coordinator`."""
@@ -134,7 +124,7 @@ class SimReplica:
         self.engine = ReferenceEngine(
             coordinator,
             self.connector,
-            self,
+            self.runner,
             eos=EOS,
             step_ms=STEP_MS,
             drafts=self.model.drafts,
@@ -286,58 +276,6 @@ class SimReplica:
         """The liveness phase (`hisparse.testing.liveness`), to the end of all; raises
         InvariantViolation."""
         settle(self)
-
-    # -- the model's side of a step: `engine.loop.Runner` -----------------------------------------
-    def execute(
-        self, meta: Any, tokens: np.ndarray, rows: StepRows, sampled: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray, KVConnectorOutput]:
-        work = self.model.prepare(self.engine, rows, self.seen)
-        task = Task(meta, work, self.connector.position)
-        order = self.ranks
-        if len(order) > 1:
-            order = self.rng.sample(order, len(order))
-        messages: list[bytes] = []
-        for rank in order:
-            if not rank.dead:
-                self._run(rank, task)
-            messages += map(msgspec.msgpack.encode, rank.channel.take(self.now))
-        chosen = self.model.choose(tokens, rows, sampled)
-        logits = np.zeros((len(chosen), 0), dtype=np.float32)
-        if not messages:
-            return chosen, logits, KVConnectorOutput()
-        packed = msgspec.msgpack.encode(tuple(map(msgspec.Raw, messages)))
-        return chosen, logits, KVConnectorOutput(packed)
-
-    def _run(self, rank: SimRank, task: Task) -> None:
-        rank.inbox.append(task)
-        for fault in self._command_faults:
-            self.attempt(rank, partial(fault.command, rank))
-        self.attempt(rank, lambda: rank.run(self.now))
-        message = None if rank.dead else rank.worker.poll()
-        if message is not None:
-            self.last_words[rank.number] = message
-            self._send(rank, message)
-
-    def attempt(self, rank: SimRank, work: Callable[[], object]) -> None:
-        """Let a rank that is alive do `work`. One whose device refuses it something is lost, as an
-        engine does with a rank that raises."""
-        if rank.dead:
-            return
-        try:
-            work()
-        except DeviceError:
-            if not rank.device.refused:
-                raise
-            self.crash_rank(rank.number)
-
-    def _send(self, rank: SimRank, message: Acknowledgements) -> None:
-        for fault in self._message_faults:
-            instead = fault.message(rank, message)
-            if instead is not None:
-                for delay, part in instead:
-                    rank.channel.send(part, self.now + delay)
-                return
-        rank.channel.send(message, self.now)
 
     # -- checks -----------------------------------------------------------------------------------
     def check(self) -> None:

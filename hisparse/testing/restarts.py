@@ -126,7 +126,7 @@ class Restarts:
             if not keep_inboxes:
                 rank.inbox.clear()
             while rank.inbox and not rank.dead and not power:
-                replica.attempt(rank, rank.run_one)
+                replica.runner.attempt(rank, rank.run_one)
             if power and not rank.dead:
                 rank.die()
         self.acted_on = replica.connector.position  # write-ahead: ranks may have, up to here

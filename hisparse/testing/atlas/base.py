@@ -12,7 +12,7 @@ as it was, as far as the world does.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -113,3 +113,8 @@ class Fault:
 
     def cease(self) -> None:
         """Faults are over: let go of what is held."""
+
+
+def with_hook(faults: Iterable[Fault], hook: str) -> list[Fault]:
+    """Those whose kind says what `hook` does."""
+    return [f for f in faults if getattr(type(f), hook) is not getattr(Fault, hook)]

@@ -160,7 +160,7 @@ class OldWorkerSpeaks(Fault):
         if not dead or not self.strikes():
             return
         number = self.rng.choice(dead)
-        said = replica.last_words.get(number)
+        said = replica.runner.last_words.get(number)
         if said is None or said.worker_epoch >= state.worker_epoch[number]:
             return
         before = replica.coordinator.digest()
