@@ -23,11 +23,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import usable_config
 from hisparse.connector.agreement import agreed, check_agreed
+from hisparse.connector.arrays import StepArrays
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
@@ -37,8 +36,6 @@ from hisparse.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from hisparse.device.backend import Device, Sink
     from hisparse.device.transfers import CopyFault
-
-ANSWERS_BYTES_MAX = 1 << 28
 
 
 class WorkerConnector(HiSparseConnector):
@@ -91,10 +88,8 @@ class WorkerConnector(HiSparseConnector):
         self._plan: StepPlan | None = None
         self._written: set[int] = set()  # layers, in this step
         self._indexed: set[int] = set()  # index groups
-        self._tensors = self.device.name != "cpu"  # what the engine gets back
+        self._arrays = StepArrays(self.config, self.device)
         self._stream = ExitStack()  # torch's current stream, while a step lasts
-        self._empty_widths: dict[int, int] = {}  # by group, of a leader's top-k without rows
-        self._answers: dict[int, np.ndarray] = {}  # by layer, the memory of what resolve answers
 
     # -- a step -----------------------------------------------------------------------------------
     def begin_step(self, plan: StepPlan | bytes) -> StepPlan:
@@ -129,7 +124,7 @@ class WorkerConnector(HiSparseConnector):
         handle = self._handle(layer, "write")
         _check_once(plan, layer in self._written, f"write(layer={layer})", "layer")
         shape = (len(plan), self.config.layout.row_bytes)
-        given = self._given(data, f"write(layer={layer}): data", shape)
+        given = self._arrays.given(data, f"write(layer={layer}): data", shape)
         if len(plan):
             handle.write(plan.rows, given)
         self._written.add(layer)
@@ -141,7 +136,7 @@ class WorkerConnector(HiSparseConnector):
         _check_once(plan, group in self._indexed, f"write_index(group={group})", "group")
         shape = (len(plan), self.config.layout.index_row_bytes)
         what = f"write_index(group={group}): data"
-        given = self._given(data, what, shape)
+        given = self._arrays.given(data, what, shape)
         if len(plan):
             self.worker.index.write(group, plan.rows, given)
         self._indexed.add(group)
@@ -164,7 +159,7 @@ class WorkerConnector(HiSparseConnector):
         at = plan.requests.index(request)
         length = plan.first_positions[at] + plan.counts[at]
         found = self.worker.index.keys(group, plan.request_rows[at], length).result()
-        return self._answer(found)
+        return self._arrays.answer(found)
 
     def resolve(self, layer: int, top_k: Any = None) -> Any:
         """Rows that attention reads: uint8 ``[n, k, row_bytes]``, from wherever they are.
@@ -175,7 +170,7 @@ class WorkerConnector(HiSparseConnector):
                 ``policy.top_k``. Of a follower, None: it reads its leader's selection.
 
         The rows hold until the layer's next `resolve`: on `cpu` they lie in memory that is used
-        again, but for steps in which all layers together answer more than `ANSWERS_BYTES_MAX`.
+        again (`arrays`).
 
         Raises UsageError before `write` of the layer, for positions that nobody has written, for a
         follower before its leader.
@@ -190,35 +185,11 @@ class WorkerConnector(HiSparseConnector):
         chosen = None
         if top_k is not None:
             what = f"resolve(layer={layer}): top_k"
-            chosen = self._given(top_k, what, (len(plan), -1), ("int32", "int64"))
-            self._check_positions(plan, chosen, what)
+            chosen = self._arrays.selected(plan, top_k, what)
         if not len(plan):  # kernels are launched for something
-            return self._nothing(handle.runtime.group.group, chosen)
-        out = self._memory(layer, len(plan), handle.runtime.next_width(chosen))
-        return self._answer(handle.gather(plan.rows, chosen, out=out).result())
-
-    def _nothing(self, group: int, top_k: Any) -> Any:
-        """What a step without rows reads: uint8 ``[0, k, row_bytes]``."""
-        from hisparse.device.exchange import nothing
-
-        if top_k is not None:
-            self._empty_widths[group] = top_k.shape[1]
-        shape = (0, self._empty_widths.get(group, 0), self.config.layout.row_bytes)
-        return nothing(self.device, shape, self._tensors)
-
-    def _memory(self, layer: int, n: int, k: int | None) -> np.ndarray | None:
-        """Where the layer's answer goes, uint8 ``[n, k, row_bytes]``; None: to memory of its own.
-        A GPU's comes from a caching allocator."""
-        width = self.config.layout.row_bytes
-        if self.device.name != "cpu" or not k:
-            return None
-        size = n * k * width
-        if size * self.config.layout.layers > ANSWERS_BYTES_MAX:
-            return None
-        held = self._answers.get(layer)
-        if held is None or held.size < size:
-            held = self._answers[layer] = np.empty(size, dtype=np.uint8)
-        return held[:size].reshape(n, k, width)
+            return self._arrays.nothing(handle.runtime.group.group, chosen)
+        out = self._arrays.memory(layer, len(plan), handle.runtime.next_width(chosen))
+        return self._arrays.answer(handle.gather(plan.rows, chosen, out=out).result())
 
     def end_step(self) -> None:
         """All work of the step is queued.
@@ -281,36 +252,6 @@ class WorkerConnector(HiSparseConnector):
         groups = len(self.config.layout.index_groups)
         if not is_count(group) or not 0 <= group < groups:
             raise UsageError(f"{verb}: group={group!r} must be in 0..{groups - 1}")
-
-    def _given(
-        self, array: Any, what: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = ("uint8",)
-    ) -> Any:
-        from hisparse.device.exchange import is_tensor, taken
-
-        made = taken(self.device, array, what, dtypes, shape)
-        self._tensors = is_tensor(array) or self.device.name != "cpu"
-        return made
-
-    def _answer(self, array: Any) -> Any:
-        if not self._tensors:
-            return array
-        from hisparse.device.exchange import as_tensor
-
-        return as_tensor(array)
-
-    @staticmethod
-    def _check_positions(plan: StepPlan, top_k: Any, what: str) -> None:
-        """Of host arrays: nothing selects below -1, or what its request has not written."""
-        if not isinstance(top_k, np.ndarray) or not top_k.size:
-            return
-        ends = np.repeat(np.add(plan.first_positions, plan.counts), plan.counts)
-        wrong = (top_k < -1) | (top_k >= ends[:, None])
-        if wrong.any():
-            i, j = (int(x[0]) for x in np.nonzero(wrong))
-            raise UsageError(
-                f"{what}[{i}, {j}] is {top_k[i, j]}: token {i} may select 0..{ends[i] - 1}, which "
-                "its request has written, or -1 for none"
-            )
 
 
 def _check_once(plan: StepPlan, written: bool, what: str, unit: str) -> None:
