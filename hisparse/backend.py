@@ -1,7 +1,8 @@
 """`HiSparseBackend`: the KV backend of an engine that lives in one process.
 
-Owns one scheduler half, one worker rank, and what passes between them; the halves can also be had
-apart (`SchedulerConnector`, `WorkerConnector`), with a process boundary between them. Per step::
+Owns what passes between a scheduler half and one worker rank (`backend_halves` opens and closes
+them); the halves can also be had apart (`SchedulerConnector`, `WorkerConnector`), with a process
+boundary between them. Per step::
 
     changes = backend.acknowledge()              who came in, went back, or lost its place
     plan = backend.plan_step({request: rows})    places for the next rows; fewer under pressure
@@ -17,28 +18,17 @@ and nothing was changed. Not for several threads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
-
+from hisparse.backend_halves import Halves
 from hisparse.config import HiSparseConfig
-from hisparse.config_check import usable_config
 from hisparse.connector.checks import Wanted
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
-from hisparse.connector.scheduler import SchedulerConnector
 from hisparse.connector.sessions import RequestRef
-from hisparse.connector.worker import WorkerConnector
-from hisparse.device import as_device
-from hisparse.device.host_demand import check_node
-from hisparse.device.host_limits import read_limits
-from hisparse.errors import ConfigError, UsageError
-from hisparse.fsm.codec import Codec
-from hisparse.fsm.events import EVENT_TYPES
+from hisparse.errors import UsageError
 from hisparse.fsm.log import EventLog
-from hisparse.fsm.log_open import open_log
 
 if TYPE_CHECKING:
     from hisparse.device.backend import Device, Sink
@@ -75,41 +65,11 @@ class HiSparseBackend:
         sink: Sink | None = None,
         copy_fault: CopyFault | None = None,
     ) -> None:
-        config = usable_config(config)
-        if config.ranks != 1:
-            raise ConfigError(
-                f"ranks={config.ranks}: HiSparseBackend is a replica of one rank, so ranks must be "
-                "1; several have a WorkerConnector each, and one SchedulerConnector",
-                {"ranks": 1},
-            )
-        if log is not None and not isinstance(log, str | Path) and not hasattr(log, "append"):
-            raise UsageError(f"log={log!r} must be a directory, as str or Path, or an EventLog")
-        if isinstance(log, str | Path):
-            kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
-            config, log = config.model_copy(update={"log": kept}), None
-        self.config = config
-        device = as_device(device)
-        if device.name == "cuda":  # its host pools are pinned: no byte more than there is
-            check_node(config, read_limits())
+        self._halves = Halves(config, device, log=log, sink=sink, copy_fault=copy_fault)
+        self.config, self.scheduler = self._halves.config, self._halves.scheduler
+        self.rank = self._halves.rank
         self._plan: StepPlan | None = None
         self._changes = Changes()  # not told yet
-        self._closed = False
-        with ExitStack() as owned:  # in reverse, what a failure below leaves open
-            self.scheduler = SchedulerConnector(config, log=log)
-            if log is None:
-                owned.callback(self.scheduler.coordinator.log.close)
-            self._rank_log: EventLog | None = None
-            if sink is None and log is None and config.log.mode == "disk":
-                self._rank_log = open_log(
-                    config.log,
-                    Codec(EVENT_TYPES),
-                    stream="rank-0",
-                    config_json=config.model_dump_json(),
-                )
-                owned.callback(self._rank_log.close)
-                sink = self._rank_log.append
-            self.rank = WorkerConnector(config, device=device, sink=sink, copy_fault=copy_fault)
-            self._owned = owned.pop_all()
 
     # -- parts ------------------------------------------------------------------------------------
     @property
@@ -236,8 +196,7 @@ class HiSparseBackend:
     def _ended(self, accepted: Mapping[Any, int] | None) -> None:
         self._plan = None
         self.scheduler.end_step(accepted)
-        if self._rank_log is not None:
-            self._rank_log.commit()
+        self._halves.commit_rank_log()
 
     def _empty_step(self) -> None:
         """A step without rows: tells the worker what was decided."""
@@ -289,7 +248,7 @@ class HiSparseBackend:
 
         Idempotent. What a device error leaves unfinished keeps its memory, and is raised.
         """
-        if self._closed:
+        if self._halves.closed:
             return
         if self._plan is not None:
             self.abandon_step()
@@ -299,8 +258,7 @@ class HiSparseBackend:
         self.drain()
         self.scheduler.update_connector_output(self.rank.shutdown())
         self.coordinator.log.commit()
-        self._closed = True
-        self._owned.close()
+        self._halves.close()
 
     def __enter__(self) -> HiSparseBackend:
         return self
@@ -314,24 +272,10 @@ class HiSparseBackend:
         self.shutdown()
 
     def _open(self, verb: str) -> None:
-        if self._closed:
+        if self._halves.closed:
             raise UsageError(f"{verb}: the backend is shut down: make another one")
 
     def statistics(self) -> dict[str, Any]:
         """Of each part, by its name, counters and occupancy; docs/embedding.md says what they are.
         On a GPU this waits for it. After a shutdown those of the worker are gone."""
-        coordinator, worker = self.coordinator, self.worker
-        return {
-            "scheduler": self.scheduler.statistics(),
-            "coordinator": coordinator.statistics(),
-            **coordinator.pool_statistics(),
-            "events": coordinator.metrics.statistics(),
-            "log": asdict(coordinator.log.statistics()),
-            "rank_log": {} if self._rank_log is None else asdict(self._rank_log.statistics()),
-            "rank": self.rank.statistics(),
-            "worker": {} if self._closed else worker.statistics(),
-            "groups": [worker.group_statistics(group.group) for group in worker.groups],
-            "index": {} if self._closed else worker.index.statistics(),
-            "layers": [handle.statistics() for handle in worker.handles],
-            "device": self.device.statistics(),
-        }
+        return self._halves.statistics()

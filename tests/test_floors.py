@@ -29,6 +29,7 @@ FLOORS = {
     "device": 2,
     "connector": 3,
     "backend": 4,
+    "backend_halves": 4,
     "engine": 4,
     "integrations": 4,
     "testing": TOP,

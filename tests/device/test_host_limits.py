@@ -7,7 +7,8 @@ import mmap
 import pytest
 from device_rig import make_config
 
-from hisparse import backend
+from hisparse import backend_halves
+from hisparse.backend import HiSparseBackend
 from hisparse.config import GIB
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.cuda.host_pages import near_gpu
@@ -280,9 +281,9 @@ class Pinning(SimDevice):
 
 def test_a_replica_checks_the_node_before_it_takes_a_pool(tmp_path, monkeypatch):
     limits = read_limits(machine(tmp_path, {}))
-    monkeypatch.setattr(backend, "read_limits", lambda: limits)
+    monkeypatch.setattr(backend_halves, "read_limits", lambda: limits)
     with pytest.raises(CapacityError, match=r"1 replica\(s\) x 1 host pool\(s\) of 40 GiB = 40"):
-        backend.HiSparseBackend(node_config(40), device=Pinning())
+        HiSparseBackend(node_config(40), device=Pinning())
 
 
 # -- memlock, tried --------------------------------------------------------------------------------

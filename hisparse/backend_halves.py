@@ -1,0 +1,106 @@
+"""`Halves`: the two halves of a replica of one rank, in one process, and the logs that they write.
+
+Opens a `SchedulerConnector`, a `WorkerConnector` and, where the scheduler's log has a directory,
+the rank's log beside it; closes the logs that it opened, also if the rest cannot be opened.
+What passes between the halves is `HiSparseBackend`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
+
+from hisparse.config import HiSparseConfig
+from hisparse.config_check import usable_config
+from hisparse.connector.scheduler import SchedulerConnector
+from hisparse.connector.worker import WorkerConnector
+from hisparse.device import as_device
+from hisparse.device.host_demand import check_node
+from hisparse.device.host_limits import read_limits
+from hisparse.errors import ConfigError, UsageError
+from hisparse.fsm.codec import Codec
+from hisparse.fsm.events import EVENT_TYPES
+from hisparse.fsm.log import EventLog
+from hisparse.fsm.log_open import open_log
+
+if TYPE_CHECKING:
+    from hisparse.device.backend import Device, Sink
+    from hisparse.device.transfers import CopyFault
+
+
+class Halves:
+    """Arguments and errors are those of `HiSparseBackend`; `config` is what they come to."""
+
+    def __init__(
+        self,
+        config: HiSparseConfig | Mapping[str, Any],
+        device: Device | str,
+        *,
+        log: EventLog | Path | str | None,
+        sink: Sink | None,
+        copy_fault: CopyFault | None,
+    ) -> None:
+        config = usable_config(config)
+        if config.ranks != 1:
+            raise ConfigError(
+                f"ranks={config.ranks}: HiSparseBackend is a replica of one rank, so ranks must be "
+                "1; several have a WorkerConnector each, and one SchedulerConnector",
+                {"ranks": 1},
+            )
+        if log is not None and not isinstance(log, str | Path) and not hasattr(log, "append"):
+            raise UsageError(f"log={log!r} must be a directory, as str or Path, or an EventLog")
+        if isinstance(log, str | Path):
+            kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
+            config, log = config.model_copy(update={"log": kept}), None
+        self.config = config
+        device = as_device(device)
+        if device.name == "cuda":  # its host pools are pinned: no byte more than there is
+            check_node(config, read_limits())
+        self.closed = False
+        with ExitStack() as owned:  # in reverse, what a failure below leaves open
+            self.scheduler = SchedulerConnector(config, log=log)
+            if log is None:
+                owned.callback(self.scheduler.coordinator.log.close)
+            self._rank_log: EventLog | None = None
+            if sink is None and log is None and config.log.mode == "disk":
+                self._rank_log = open_log(
+                    config.log,
+                    Codec(EVENT_TYPES),
+                    stream="rank-0",
+                    config_json=config.model_dump_json(),
+                )
+                owned.callback(self._rank_log.close)
+                sink = self._rank_log.append
+            self.rank = WorkerConnector(config, device=device, sink=sink, copy_fault=copy_fault)
+            self._owned = owned.pop_all()
+
+    def commit_rank_log(self) -> None:
+        if self._rank_log is not None:
+            self._rank_log.commit()
+
+    def close(self) -> None:
+        """Close the logs; the rank is shut down by then."""
+        self.closed = True
+        self._owned.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """See `HiSparseBackend.statistics`."""
+        coordinator, worker = self.scheduler.coordinator, self.rank.worker
+        return {
+            "scheduler": self.scheduler.statistics(),
+            "coordinator": coordinator.statistics(),
+            **coordinator.pool_statistics(),
+            "events": coordinator.metrics.statistics(),
+            "log": asdict(coordinator.log.statistics()),
+            "rank_log": {} if self._rank_log is None else asdict(self._rank_log.statistics()),
+            "rank": self.rank.statistics(),
+            "worker": {} if self.closed else worker.statistics(),
+            "groups": [worker.group_statistics(group.group) for group in worker.groups],
+            "index": {} if self.closed else worker.index.statistics(),
+            "layers": [handle.statistics() for handle in worker.handles],
+            "device": self.rank.device.statistics(),
+        }
