@@ -68,7 +68,9 @@ max_model_len = 65536
 ```
 
 `hisparse run --config FILE` takes files of this form and the same environment, and its options
-stand above both. What a run decides itself its file leaves out; a run refuses it, with exit code 2:
+stand above both. Its faults are told at once, of all sections, but those that only the trace, the
+model or the GPU shows. What a run decides itself its file leaves out; a run refuses it, with exit
+code 2:
 
 | left out of a run's file | because |
 |---|---|

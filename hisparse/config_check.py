@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 
 REQUIRED = "Field required"  # as pydantic says it
+
+
+class Fault(NamedTuple):
+    """What is wrong with one field, told with its value, where that is from, and the reason."""
+
+    path: str
+    text: str
+    fixes: Mapping[str, object]
 
 
 def checked_config(
@@ -42,7 +50,7 @@ def checked_config(
             config = packed(HiSparseConfig.model_validate(with_fixes(data, fixes)))
             check_capacity(config)
         except ValidationError as error:
-            told, known = _faults(error, HiSparseConfig, origins or {})
+            told, known = _joined(faults_of(error, HiSparseConfig, origins or {}))
         except CapacityError as error:
             told, known = [str(error)], error.fixes
         else:
@@ -139,17 +147,30 @@ def config_error(
 ) -> ConfigError:
     """A pydantic error as one line: field path, value, where it is from, and reason of each fault;
     of a key that `model` does not have, the nearest that it has."""
-    parts, fixes = _faults(error, model, origins or {})
-    return ConfigError("; ".join(parts), fixes)
+    return faulty(faults_of(error, model, origins or {}))
 
 
-def _faults(
-    error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]
-) -> tuple[list[str], dict[str, object]]:
-    parts = []
+def faulty(faults: Iterable[Fault]) -> ConfigError:
+    """The error that tells all of them."""
+    told, fixes = _joined(faults)
+    return ConfigError("; ".join(told), fixes)
+
+
+def _joined(faults: Iterable[Fault]) -> tuple[list[str], dict[str, object]]:
+    told: list[str] = []
     fixes: dict[str, object] = {}
+    for fault in faults:
+        told.append(fault.text)
+        fixes |= fault.fixes
+    return told, fixes
+
+
+def faults_of(
+    error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]
+) -> list[Fault]:
+    """The faults in a pydantic error of `model`."""
+    found = []
     for fault in error.errors():
-        fixes |= _fixes(fault)
         path = ".".join(str(p) for p in fault["loc"]) or "config"
         shown = fault["input"]
         value = f"={shown!r}" if not isinstance(shown, dict | BaseModel) else ""
@@ -161,8 +182,9 @@ def _faults(
             origin = origin or ", ".join(sorted(below))
         elif fault["type"] == "missing" and (wanted := _required(model, path)):
             reason += f" ({wanted})"
-        parts.append(f"{path}{value}{f' (from {origin})' if origin else ''}: {reason}")
-    return parts, fixes
+        text = f"{path}{value}{f' (from {origin})' if origin else ''}: {reason}"
+        found.append(Fault(path, text, _fixes(fault)))
+    return found
 
 
 def _required(model: type[BaseModel], section: str) -> str:

@@ -12,24 +12,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from pydantic import ValidationError
 
 from hisparse.cli.errors import VIOLATION, say
 from hisparse.cli.output import Progress, table
-from hisparse.config import RESIDENT, LogConfig
-from hisparse.config_check import config_error
 from hisparse.config_sources import given
-from hisparse.engine.options import (
-    RunConfig,
-    refuse_lost_selections,
-    refuse_mismatched,
-    run_fields,
-    run_origins,
-)
+from hisparse.engine.options import RunConfig
+from hisparse.engine.options_check import POLICIES, run_config
 from hisparse.errors import ConfigError
-from hisparse.kv import policies
-
-POLICIES = tuple(name for name in policies.names() if name != RESIDENT)  # that one serves nothing
 
 
 def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
@@ -143,22 +132,14 @@ def run(
         raise click.UsageError("--log and --log-mode exclude each other: a log in DIR keeps all")
     if snapshot_events is not None and log_dir is None:
         raise click.UsageError("--snapshot-events is of a log on disk: give --log DIR")
-    options, origins = said_elsewhere(file)
-    options |= {name: value for name, value in chosen.items() if value is not None}
+    options = {name: value for name, value in chosen.items() if value is not None}
     if log_dir is not None:
-        options["log"] = options.get("log", {}) | {"mode": "disk", "dir": log_dir}
+        options["log"] = {"mode": "disk", "dir": log_dir}
         if snapshot_events is not None:
             options["log"]["snapshot_events"] = snapshot_events
     elif log_mode is not None:
-        options["log"] = options.get("log", {}) | {"mode": log_mode}
-    try:
-        config = RunConfig.model_validate(options)
-    except ValidationError as error:
-        raise config_error(error, RunConfig, origins) from None
-    refuse_unknown_policy(config.policy)
-    refuse_mismatched(config)
-    refuse_lost_selections(config)
-    refuse_used_log(config.log)
+        options["log"] = {"mode": log_mode}
+    config = run_config(*given(file), options)
     limit_threads()
     progress = Progress()
     from hisparse.cli.models import build_model
@@ -181,33 +162,6 @@ def run(
     if report["tokens_identical"] is False:
         say(f"tokens differ from the oracle's: {', '.join(report['requests_differing'][:20])}")
     return 0 if succeeded(report) else VIOLATION
-
-
-def said_elsewhere(file: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Fields of RunConfig from the file and the environment, and where each is from."""
-    data, origins = given(file)
-    return run_fields(data, origins), run_origins(origins)
-
-
-def refuse_unknown_policy(name: str) -> None:
-    """Raises ConfigError, with the accepted names, for a policy that nobody knows."""
-    if name == RESIDENT:
-        raise ConfigError(
-            f"policy={name!r} has no host tier to run: use one of {', '.join(POLICIES)}; every "
-            "run compares with an all-resident pool anyway"
-        )
-    policies.resolve(name)
-
-
-def refuse_used_log(log: LogConfig) -> None:
-    """A run starts at seq 1. Checked before the oracle's minutes, and before a writer could touch
-    the old log: opening one for writing moves a torn tail aside. Raises ConfigError."""
-    if log.mode != "disk" or log.dir is None:
-        return
-    if any(log.dir.glob("*/*.seg")):
-        raise ConfigError(
-            f"log.dir={str(log.dir)!r} already holds a log: give an empty directory, or remove it"
-        )
 
 
 def limit_threads() -> None:

@@ -17,17 +17,22 @@ def open_device(name: str, *, seed: int = 0, lag: float = 0.5, run_ahead: int = 
     ``cuda`` is torch's current device. Raises DeviceError for a backend that is refused (ROCm) or
     misses something (it says what), ConfigError for a name that nobody knows.
     """
+    check_device(name)
     if name == "cpu":
         from hisparse.device.cpu.streams import SimDevice
 
         return SimDevice(seed=seed, lag=lag, run_ahead=run_ahead)
+    from hisparse.device.cuda.device import CudaDevice
+
+    return CudaDevice()
+
+
+def check_device(name: str) -> None:
+    """That there is a backend `name`; nothing is opened. Raises as `open_device` does."""
     if name in ("rocm", "hip"):
         raise DeviceError(f"{name}: ROCm is refused, nobody has written that worker yet")
-    if name == "cuda":
-        from hisparse.device.cuda.device import CudaDevice
-
-        return CudaDevice()
-    raise ConfigError(f"device={name!r} is unknown: use one of {', '.join(USABLE)}")
+    if name not in USABLE:
+        raise ConfigError(f"device={name!r} is unknown: use one of {', '.join(USABLE)}")
 
 
 def as_device(device: Device | str) -> Device:

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hisparse.config import HiSparseConfig, LogConfig
-from hisparse.config_check import known_paths, unknown_key
-from hisparse.errors import ConfigError
+from hisparse.config import LogConfig, ModelLayout
 
 
 class RunConfig(BaseModel):
@@ -78,81 +76,29 @@ DECIDED = {
 }
 
 
-def run_fields(data: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of RunConfig from what a file and the environment say (`config_sources.given`).
-
-    Raises ConfigError for keys that nobody knows, and for those that a run decides itself.
-    """
-    known = [*known_paths(HiSparseConfig), "run", *(f"run.{name}" for name in WORKLOAD)]
-    refused, said = [], set()
-    for path, origin in origins.items():
-        decided = next((p for p in DECIDED if path == p or path.startswith(f"{p}.")), None)
-        if decided is not None:
-            if (decided, origin) in said:
-                continue  # of a whole section, one reason
-            said.add((decided, origin))
-            path = decided
-            why = f"`hisparse run` takes no {decided}, {DECIDED[decided]}: leave it out"
-        elif path not in known:
-            why = unknown_key(path, known)
-        elif path in HiSparseConfig.model_fields or path == "run":
-            why = "is a section: give fields of it"
-        else:
-            continue
-        refused.append(f"{path} (from {origin}): {why}")
-    if refused:
-        raise ConfigError("; ".join(refused))
-    fields: dict[str, Any] = dict(data.get("run", {}))
-    more: dict[str, dict[str, Any]] = {}
-    for section, part in data.items():
-        if section == "log":
-            fields["log"] = part
-        elif section != "run":
-            for name, value in part.items():
-                if (field := PLACES.get(f"{section}.{name}")) is not None:
-                    fields[field] = value
-                else:
-                    more.setdefault(section, {})[name] = value
-    return fields | ({"more": more} if more else {})
-
-
-def run_origins(origins: Mapping[str, str]) -> dict[str, str]:
-    """The same, by the names that RunConfig has."""
-    return {PLACES.get(path, path.removeprefix("run.")): origin for path, origin in origins.items()}
-
-
-def refuse_lost_selections(config: RunConfig) -> None:
-    """Selections are written beside the log. Raises ConfigError where there is no such place."""
-    if config.record_selections and config.log.mode != "disk":
-        raise ConfigError(
-            f"record_selections={config.record_selections} needs a log on disk: give --log DIR"
-        )
-
-
-def refuse_mismatched(config: RunConfig) -> None:
-    """Options that do not go together. Raises ConfigError."""
-    if config.model != "builtin":
-        _refuse_for_transformers(config)
-    if config.graph and config.device != "cuda":
-        raise ConfigError(
-            f"graph=True: device={config.device!r} has no graphs: use --device cuda, or --eager"
-        )
-
-
-def _refuse_for_transformers(config: RunConfig) -> None:
-    alone = f"model={config.model!r}"
-    if config.spec:
-        raise ConfigError(
-            f"spec={config.spec}: {alone} has no draft head: leave --spec at 0, or use --model "
-            "builtin"
-        )
-    if config.graph:
-        raise ConfigError(
-            f"graph=True: {alone} has no decode step of fixed shape to capture: use --eager, or "
-            "--model builtin"
-        )
-    if config.device != "cpu":
-        raise ConfigError(
-            f"device={config.device!r}: {alone} is batch-invariant on the CPU alone: use --device "
-            "cpu, or --model builtin"
-        )
+def sections_of(
+    config: RunConfig, layout: ModelLayout | Mapping[str, Any], gpu_blocks: int, longest: int
+) -> dict[str, Any]:
+    """The sections of HiSparseConfig for a model's layout and requests of at most `longest`
+    tokens. Nothing is validated here, the fields of `config` included."""
+    said: dict[str, Any] = {
+        "layout": layout,
+        "pools": {
+            "page_size": config.page_size,
+            "gpu_blocks": gpu_blocks,
+            "host_pool_gib": config.host_pool_gib,
+        },
+        "policy": {
+            "name": config.policy,
+            "write_back": config.write_back,
+            "top_k": config.top_k,
+            "hot_rows": config.hot_rows,
+        },
+        "schedule": {"max_model_len": longest, "lookahead_rows": config.spec},
+        "log": config.log,
+        "suffix": {"name": config.suffix, "gib": config.suffix_gib},
+        "checks": "on" if config.verify else "off",
+    }
+    for section, fields in config.more.items():
+        said[section] = said[section] | fields
+    return said

@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from hisparse.backend import HiSparseBackend
@@ -24,7 +25,8 @@ from hisparse.engine.builtin import BuiltinModel
 from hisparse.engine.fixed import FixedDecode, refuse_unfit
 from hisparse.engine.graph import GraphCapture
 from hisparse.engine.loop import ReferenceEngine
-from hisparse.engine.options import RunConfig, refuse_lost_selections, refuse_mismatched
+from hisparse.engine.options import RunConfig, sections_of
+from hisparse.engine.options_check import refuse_lost_selections, refuse_mismatched
 from hisparse.engine.reference import FixedModel, Model, ReferenceResult, reference_decode_many
 from hisparse.engine.report import served_figures, verified_figures
 from hisparse.engine.resident import ResidentBaseline
@@ -81,29 +83,7 @@ def build_config(config: RunConfig, model: Model, longest: int) -> HiSparseConfi
     Without `gpu_blocks` the pool is the smallest in which the longest request fits all-resident.
     """
 
-    def sized(gpu_blocks: int) -> dict[str, Any]:
-        said: dict[str, Any] = {
-            "layout": model.layout,
-            "pools": {
-                "page_size": config.page_size,
-                "gpu_blocks": gpu_blocks,
-                "host_pool_gib": config.host_pool_gib,
-            },
-            "policy": {
-                "name": config.policy,
-                "write_back": config.write_back,
-                "top_k": config.top_k,
-                "hot_rows": config.hot_rows,
-            },
-            "schedule": {"max_model_len": longest, "lookahead_rows": config.spec},
-            "log": config.log,
-            "suffix": {"name": config.suffix, "gib": config.suffix_gib},
-            "checks": "on" if config.verify else "off",
-        }
-        for section, fields in config.more.items():
-            said[section] = said[section] | fields
-        return said
-
+    sized = partial(sections_of, config, model.layout, longest=longest)
     if config.gpu_blocks is not None:
         return checked_config(sized(config.gpu_blocks))
     probe = packed(HiSparseConfig.model_validate(sized(2)))

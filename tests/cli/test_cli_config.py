@@ -174,3 +174,76 @@ def test_a_section_that_a_run_does_not_take_is_refused_once(tmp_path):
     path.write_text("ranks = 2\n[layout]\nrow_bytes = 1\nindex_row_bytes = 9\nindex_groups = [[7]]")
     error = error_of(call("run", "--config", path))
     assert error.count("takes no layout") == error.count("takes no ranks") == 1
+
+
+FAULTS: list[dict[str, dict[str, object] | object]] = [
+    {"pools": {"gpu_block": 9}},
+    {"pools": {"page_size": 0}},
+    {"pools": {"index_pages_per_block": -1}},
+    {"policy": {"name": "magic"}},
+    {"policy": {"hot_rows": 8}},  # below the default of top_k
+    {"policy": {"promote_pages": -1}},
+    {"schedule": {"max_requests": 0}},
+    {"schedule": {"max_model_len": 9}},
+    {"log": {"mode": "disk"}},
+    {"log": {"snapshot_events": -1}},
+    {"suffix": {"name": "gpu"}},
+    {"layout": {"row_bytes": 1}},
+    {"ranks": 2},
+    {"run": {"scal": 1}},
+    {"run": {"requests": 0}},
+    {"run": {"device": "tpu"}},
+    {"run": {"model": "glm"}},
+]
+
+
+def told(tmp_path, monkeypatch, source, faults):
+    """What `run` says of them, all in one file or all in the environment."""
+    data: dict[str, object] = {}
+    with monkeypatch.context() as here:
+        for fault in faults:
+            ((section, part),) = fault.items()
+            fields = part.items() if isinstance(part, dict) else [("", part)]
+            data[section] = data.get(section, {}) | part if isinstance(part, dict) else part
+            for name, value in fields:
+                variable = f"HISPARSE_{section}__{name}".upper().removesuffix("__")
+                if source == "environment":
+                    here.setenv(variable, str(value))
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps(data if source == "file" else {}))
+        return error_of(call("run", "--config", path)).removeprefix("hisparse: error: ")
+
+
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_the_faults_of_all_sections_are_told_at_once_as_each_alone_is(
+    tmp_path, monkeypatch, source
+):
+    alone = [told(tmp_path, monkeypatch, source, [fault]) for fault in FAULTS]
+    together = told(tmp_path, monkeypatch, source, FAULTS)
+    assert [text for text in alone if text not in together] == []
+    assert together.count("; ") == sum(text.count("; ") for text in alone) + len(FAULTS) - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model": "glm_moe_dsa", "spec": 2, "graph": True, "device": "cuda"},
+         ["no draft head", "no decode step of fixed shape", "batch-invariant on the CPU"]),
+        ({"graph": True, "record_selections": 2}, ["has no graphs", "needs a log on disk"]),
+    ],
+)  # fmt: skip
+def test_fields_that_do_not_go_together_are_told_at_once(tmp_path, fields, says):
+    (tmp_path / "run.json").write_text(json.dumps({"run": fields}))
+    error = error_of(call("run", "--config", tmp_path / "run.json"))
+    assert [text for text in says if text not in error] == []
+
+
+def test_a_value_that_an_option_replaces_is_not_the_files(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        "[pools]\npage_size = 0\n[log]\nsnapshot_events = -1\n[schedule]\nstep_rows = 0"
+    )
+    error = error_of(call("run", "--config", path, "--page-size", "-4", "--log", tmp_path / "log",
+                          "--snapshot-events", "5"))  # fmt: skip
+    assert "page_size=-4: Input" in error and "snapshot_events" not in error
+    assert f"schedule.step_rows=0 (from {path}): Input" in error
