@@ -13,9 +13,10 @@ import numpy as np
 from hisparse.config import HiSparseConfig
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
-from hisparse.connector.sessions import RequestRef, Session, Sessions, is_count, token_ids
+from hisparse.connector.sessions import RequestRef, Session, Sessions, token_ids
 from hisparse.errors import UsageError
 from hisparse.fsm.state import Key
+from hisparse.kv.validate import is_count
 
 Wanted = int | Sequence[int]
 Asked = tuple[Session, int, list[int]]  # rows that it would compute, and their tokens if told

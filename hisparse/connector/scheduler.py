@@ -101,7 +101,7 @@ class SchedulerConnector(StepChecks):
 
         Raises UsageError for an id in use, or arguments that make no sense.
         """
-        tokens = self._sessions.check_arrival(request, prompt, max_new, salt)
+        request, tokens, max_new = self._sessions.check_arrival(request, prompt, max_new, salt)
         coordinator, state = self.coordinator, self.coordinator.state
         hasher = PageHasher(self.config.pools.page_size, salt)
         hashes, total = hasher.extend(b"", tokens), len(tokens) + max_new

@@ -17,6 +17,7 @@ from hisparse.connector.plan import Admitted, Waiting
 from hisparse.errors import StaleEpoch, UsageError
 from hisparse.fsm.state import Key
 from hisparse.kv.prefix import PageHasher
+from hisparse.kv.validate import INT_MAX, count, text
 
 SALT_BYTES_MAX = 64
 TOKEN_MAX = (1 << 63) - 1
@@ -66,9 +67,10 @@ class Sessions(dict[str, Session]):
 
     def check_arrival(
         self, request: str, prompt: Sequence[int] | Any, max_new: int, salt: bytes
-    ) -> np.ndarray:
-        """The prompt's tokens, int64 [n]. Raises UsageError for what cannot arrive."""
-        if not isinstance(request, str) or not request:
+    ) -> tuple[str, np.ndarray, int]:
+        """Id, the prompt's tokens, int64 [n], and `max_new`. Raises UsageError for what cannot
+        arrive."""
+        if not (request := text(request, "admit: request")):
             raise UsageError(f"admit: request={request!r} must be a string that is not empty")
         if held := self.get(request):
             raise UsageError(
@@ -78,17 +80,15 @@ class Sessions(dict[str, Session]):
         tokens = token_ids(prompt, f"admit({request!r}): prompt")
         if not len(tokens):
             raise UsageError(f"admit({request!r}): the prompt is empty: pass at least 1 token")
-        if not is_count(max_new) or max_new < 1:
-            raise UsageError(
-                f"admit({request!r}): max_new={max_new!r} must be an int of at least 1"
-            )
+        most = INT_MAX - len(tokens)
+        max_new = count(max_new, f"admit({request!r}): max_new", least=1, most=most)
         if not isinstance(salt, bytes):
             raise UsageError(f"admit({request!r}): salt={salt!r} must be bytes")
         if len(salt) > SALT_BYTES_MAX:
             raise UsageError(
                 f"admit({request!r}): salt has {len(salt)} bytes, must be at most {SALT_BYTES_MAX}"
             )
-        return tokens
+        return request, tokens, max_new
 
     def find(self, ref: RequestRef, verb: str) -> Session:
         """Who `ref` names. Raises UsageError, or StaleEpoch where its id is another's by now."""
@@ -130,8 +130,3 @@ def token_ids(values: Any, what: str) -> np.ndarray:
             f"{what}[{wrong[0]}] is {made[wrong[0]]}: ids of tokens must be in 0..{TOKEN_MAX}"
         )
     return made.astype(np.int64)
-
-
-def is_count(value: object) -> bool:
-    """Whether it is a number of something: True and False are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

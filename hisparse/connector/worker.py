@@ -30,8 +30,8 @@ from hisparse.connector.arrays import StepArrays
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
-from hisparse.connector.sessions import is_count
 from hisparse.errors import ConfigError, UsageError
+from hisparse.kv.validate import is_count
 
 if TYPE_CHECKING:
     from hisparse.device.backend import Device, Sink

@@ -15,7 +15,6 @@ import numpy as np
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_packing import Footprint
-from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.machines import LIVE, RequestState
@@ -78,7 +77,9 @@ class HiSparseCoordinator(Interruptions):
         Raises:
             UsageError: the id is in use, or the lengths make no sense.
         """
-        validate.arrival(self.state, request, prompt_tokens, max_tokens, len(page_hashes))
+        request, prompt_tokens, max_tokens = validate.arrival(
+            self.state, request, prompt_tokens, max_tokens, page_hashes
+        )
         epoch = self.state.next_epoch
         seq = self._record(
             ev.RequestArrived(0, request, epoch, prompt_tokens, max_tokens, tuple(page_hashes))
@@ -202,26 +203,27 @@ class HiSparseCoordinator(Interruptions):
 
         Raises UsageError unless its whole prompt is computed and it has not ended.
         """
-        validate.ends(self.state, request, epoch, "finish", (RequestState.DECODE,))
-        seq = self._record(ev.RequestFinished(0, request, epoch, reason))
-        self._end((request, epoch), True, seq)
+        key = validate.ends(self.state, request, epoch, "finish", (RequestState.DECODE,)).key
+        seq = self._record(ev.RequestFinished(0, *key, validate.text(reason, "finish: reason")))
+        self._end(key, True, seq)
 
     def abort(self, request: str, epoch: int, reason: str = "abort") -> None:
         """End the request, whatever its state; after an end this changes nothing."""
-        before = self.state.requests.get((request, epoch))
+        key = validate.text(request, "abort: request"), validate.count(epoch, "abort: epoch")
+        before = self.state.requests.get(key)
         ended = before is None or before.state is RequestState.DRAINING
-        seq = self._record(ev.RequestAborted(0, request, epoch, reason))
+        seq = self._record(ev.RequestAborted(0, *key, validate.text(reason, "abort: reason")))
         if not ended:
-            self._end((request, epoch), False, seq)
+            self._end(key, False, seq)
 
     def preempt(self, request: str, epoch: int, reason: str = "preempt") -> None:
         """Take the request off the GPU. It comes back by `arrive`, under a new epoch.
 
         Raises UsageError unless it is admitted and has not ended.
         """
-        validate.ends(self.state, request, epoch, "preempt", LIVE)
-        seq = self._record(ev.RequestPreempted(0, request, epoch, reason))
-        self._end((request, epoch), True, seq)
+        key = validate.ends(self.state, request, epoch, "preempt", LIVE).key
+        seq = self._record(ev.RequestPreempted(0, *key, validate.text(reason, "preempt: reason")))
+        self._end(key, True, seq)
 
     def _end(self, key: Key, keep: bool, seq: int) -> None:
         row = self.state.requests[key].row
@@ -240,9 +242,7 @@ class HiSparseCoordinator(Interruptions):
 
     def tick(self, now_us: int) -> None:
         """Tell the state what time it is, in microseconds; UsageError if it would go back."""
-        if not self.state.now_us <= now_us < 1 << 63:
-            raise UsageError(f"now_us={now_us} must be in {self.state.now_us}..2**63-1")
-        self._record(ev.Tick(0, now_us))
+        self._record(ev.Tick(0, validate.count(now_us, "now_us", least=self.state.now_us)))
 
     def update_acknowledgements(self, acks: Acknowledgements) -> bool:
         """Take a rank's acknowledgements in; False if all were old or another epoch's.

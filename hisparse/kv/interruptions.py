@@ -52,7 +52,8 @@ class Interruptions(Recorder):
         Returns:
             The worker epoch of the worker that follows. Raises UsageError for a rank that is not.
         """
-        validate.rank(self.state, rank)
+        rank, reason = validate.rank(self.state, rank), validate.text(reason, "lose_rank: reason")
+        seen_epoch = validate.count(seen_epoch, "lose_rank: seen_epoch", most=validate.INT_MAX - 1)
         epoch = max(self.state.worker_epoch[rank], seen_epoch) + 1
         seq = self._record(ev.RankLost(0, rank, epoch, reason))
         self._preempted += self._run(restart.lose(self.state, rank, self.suffix, seq))
@@ -65,7 +66,8 @@ class Interruptions(Recorder):
         False, with nothing changed and nothing logged, while anybody holds something (see
         `reset_prefix_cache`), or asleep. Raises UsageError for a rank that is not lost.
         """
-        validate.rank(self.state, rank)
+        rank = validate.rank(self.state, rank)
+        at_seq = validate.count(at_seq, "join_rank: at_seq", most=self.state.seq)
         if not self.state.lost >> rank & 1:
             raise UsageError(f"rank {rank} was not lost: there is nothing to join")
         if self.state.asleep or holders(self.state):
@@ -97,6 +99,7 @@ class Interruptions(Recorder):
         LogDamage for one that dropped events behind that: such a pool is not restartable, begin an
         empty log.
         """
+        reason = validate.text(reason, "recover: reason")
         made = cls(config, log, suffix=suffix, _recovered=state or State(config))
         last: ev.Event | None = None
         planned = made.accepted_seq = made.state.seq
@@ -143,11 +146,11 @@ class Interruptions(Recorder):
         `reset_prefix_cache`), while a rank is lost, or asleep. Requests may arrive and wait; none
         is admitted. Raises UsageError for another level.
         """
-        if level not in (1, 2):
-            raise UsageError(f"sleep level {level}: use 1 (host tiers keep their memory) or 2")
+        if not validate.is_count(level) or level not in (1, 2):
+            raise UsageError(f"sleep level {level!r}: use 1 (host tiers keep their memory) or 2")
         if self.state.asleep or self.state.lost or holders(self.state):
             return False
-        seq = self._record(ev.MemoryReleased(0, level))
+        seq = self._record(ev.MemoryReleased(0, int(level)))
         if level == 2:
             self._run(drop_all(self.state, self.suffix, seq))
         else:

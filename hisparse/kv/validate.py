@@ -18,10 +18,44 @@ from hisparse.fsm.state import Request, State
 from hisparse.kv.decision import I64
 
 Rows = Sequence[int] | I64  # request rows, or counts of them
+INT_MAX = (1 << 63) - 1  # of what the log keeps
 
 
-def arrival(state: State, request: str, prompt_tokens: int, max_tokens: int, hashes: int) -> None:
-    """A new request: an id that no live or waiting request has, and lengths that make sense."""
+def is_count(value: object) -> bool:
+    """Whether it is a number of something: True and False are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def count(value: object, what: str, least: int = 0, most: int = INT_MAX) -> int:
+    """`value` as the log keeps it. Raises UsageError, beginning with `what`, for what is no int of
+    ``least..most``."""
+    if not is_count(value) or not least <= value <= most:  # type: ignore[operator]
+        raise UsageError(f"{what}={value!r} must be an int of {least}..{most}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def text(value: object, what: str) -> str:
+    """`value` as the log keeps it. Raises UsageError, beginning with `what`, for what is no string
+    that UTF-8 can write."""
+    if not isinstance(value, str):
+        raise UsageError(f"{what}={value!r} must be a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{what}={value!r} must be a string that UTF-8 can write: {error.reason}"
+        ) from None
+    return str.__str__(value)  # of a class that derives from str, too
+
+
+def arrival(
+    state: State, request: str, prompt_tokens: int, max_tokens: int, hashes: Sequence[bytes]
+) -> tuple[str, int, int]:
+    """A new request: an id that no live or waiting request has, and lengths that make sense; as
+    the log keeps them."""
+    request = text(request, "request")
+    prompt_tokens = count(prompt_tokens, f"request {request!r}: prompt_tokens")
+    max_tokens = count(max_tokens, f"request {request!r}: max_tokens")
     for key, other in state.requests.items():
         if key[0] == request and (other.live or other.state is RequestState.WAITING):
             raise UsageError(f"request {request!r} (epoch {key[1]}) is live: end it first")
@@ -31,19 +65,25 @@ def arrival(state: State, request: str, prompt_tokens: int, max_tokens: int, has
             f"max_tokens={max_tokens}"
         )
     whole = prompt_tokens // state.page_size
-    if hashes != whole:
-        raise UsageError(f"request {request!r}: {hashes} page hashes for {whole} whole pages")
+    if len(hashes) != whole:
+        raise UsageError(f"request {request!r}: {len(hashes)} page hashes for {whole} whole pages")
+    strange = [one for one in hashes if not isinstance(one, bytes)]
+    if strange:
+        raise UsageError(f"request {request!r}: page hash {strange[0]!r} must be bytes")
+    return request, prompt_tokens, max_tokens
 
 
-def rank(state: State, number: int) -> None:
+def rank(state: State, number: int) -> int:
     """A rank that this replica has."""
-    if not 0 <= number < state.config.ranks:
-        raise UsageError(f"rank {number}: this replica has ranks 0..{state.config.ranks - 1}")
+    if not is_count(number) or not 0 <= number < state.config.ranks:
+        raise UsageError(f"rank {number!r}: this replica has ranks 0..{state.config.ranks - 1}")
+    return int(number)
 
 
 def known(state: State, request: str, epoch: int) -> Request:
     """The request of that id and epoch."""
-    found = state.requests.get((request, epoch))
+    named = isinstance(request, str) and is_count(epoch)
+    found = state.requests.get((request, epoch)) if named else None
     if found is None:
         raise UsageError(f"request {request!r} has no epoch {epoch}: it has ended, or never was")
     return found
@@ -51,14 +91,15 @@ def known(state: State, request: str, epoch: int) -> Request:
 
 def ends(
     state: State, request: str, epoch: int, verb: str, allowed: Sequence[RequestState]
-) -> None:
-    """An end of a request that is in one of the `allowed` states."""
+) -> Request:
+    """An end of a request that is in one of the `allowed` states; returns that request."""
     found = known(state, request, epoch)
     if found.state not in allowed:
         names = ", ".join(s.name for s in allowed)
         raise UsageError(
             f"{verb}: request {request!r} (epoch {epoch}) is {found.state.name}, must be {names}"
         )
+    return found
 
 
 def growth(state: State, rows: Rows, wanted: Rows) -> tuple[I64, I64]:

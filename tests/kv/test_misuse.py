@@ -30,7 +30,7 @@ MISUSES = {
     "a row that is nobody's": (lambda c, q, w: c.grow([7], [1]), "request rows are 0..0"),
     "another step": (lambda c, q, w: c.rows_computed(7, [0], [1]), "the step under way is 1"),
     "rows that were not planned": (lambda c, q, w: c.rows_computed(1, [0], [1]), "planned 0"),
-    "time that goes back": (lambda c, q, w: c.tick(-1), "must be in 0"),
+    "time that goes back": (lambda c, q, w: c.tick(-1), "must be an int of 0"),
     "an id in use": (lambda c, q, w: c.arrive("q", 4, 8, [b"x"]), "is live: end it first"),
 }
 
