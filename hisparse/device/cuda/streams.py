@@ -4,9 +4,11 @@ A `CudaStream` is one stream, known to torch and to CuPy. An op that is enqueued
 Python, with both frameworks' current stream set to it: it queues device work and may wait for none
 of it. So program order is stream order, and an op that would synchronise is a fault of its author.
 
-`Staging` is a ring of pinned memory. What is put there is read by work that is queued on one stream
-before the ring comes round: each of its quarters is closed by an event of that stream, and waited
-for (which costs nothing unless the device is a whole ring behind) before it is written again.
+`Staging` is a ring of pinned memory. What is put there is read by work of one stream, which is
+queued before anything else is put. A quarter that has no room for the next put is left: an event
+closes it, behind the work that reads its last put, since that is queued by then; and no quarter is
+written again before its event has happened (which costs nothing unless the device is three quarters
+of a ring behind).
 """
 
 from __future__ import annotations
@@ -102,28 +104,33 @@ class Staging:
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8, size_bytes)
         self._quarter = size_bytes // QUARTERS
         self._closed: list[Any] = [None] * QUARTERS
-        self._at = 0
+        self._filling = 0  # the quarter that takes what is put
+        self._at = 0  # a byte of it, or its end
         self._large: list[tuple[Any, Any]] = []  # event, memory
         self.waits = 0
 
     def put(self, array: npt.NDArray[Any]) -> int:
-        """Copy `array` now; returns its address, for work that is queued on the stream next."""
+        """Copy `array` now; returns its address, a multiple of `ALIGNMENT`, for work that is queued
+        on the stream next: before the next put."""
         size = -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         if size > self._quarter:
             return self._put_large(array)
-        quarter = self._at // self._quarter
-        if self._at + size > (quarter + 1) * self._quarter:
-            self._closed[quarter] = self._device.torch.cuda.Event()
-            self._closed[quarter].record(self._stream.torch)
-            quarter = (quarter + 1) % QUARTERS
-            self._at = quarter * self._quarter
-            if (event := self._closed[quarter]) is not None and not event.query():
-                self.waits += 1
-                event.synchronize()
+        if self._at + size > (self._filling + 1) * self._quarter:
+            self._turn()
         here = self._bytes[self._at : self._at + array.nbytes]
         here[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._at += size
         return int(here.ctypes.data) if array.nbytes else int(self._bytes.ctypes.data)
+
+    def _turn(self) -> None:
+        """Close the quarter, and fill the next once the stream has passed what reads it."""
+        self._closed[self._filling] = self._device.torch.cuda.Event()
+        self._closed[self._filling].record(self._stream.torch)
+        following = (self._filling + 1) % QUARTERS
+        if (event := self._closed[following]) is not None and not event.query():
+            self.waits += 1
+            event.synchronize()
+        self._filling, self._at = following, following * self._quarter
 
     def _put_large(self, array: npt.NDArray[Any]) -> int:
         """What no quarter holds has memory of its own, until the stream has passed what follows."""
