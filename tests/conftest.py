@@ -22,6 +22,8 @@ from hypothesis import HealthCheck, settings
 
 from hisparse.device.cuda import kernels
 
+pytest.register_assert_rewrite("cuda_world")  # it compares, and says by its asserts what differs
+
 settings.register_profile(
     "ci",
     derandomize=True,
