@@ -106,7 +106,7 @@ class HiSparseBackend:
         self.scheduler.abort(request, reason)
 
     def preempt(self, request: RequestRef, reason: str = "preempt") -> None:
-        """Take it off the GPU; `admit` it again, with all of its tokens, to go on."""
+        """Take it off the GPU; `admit` it again, with the tokens that are certain, to go on."""
         self.scheduler.preempt(request, reason)
 
     def confirmed(self, request: RequestRef) -> int:

@@ -68,7 +68,8 @@ class Changes:
     """a copy failed: compute on after `rows_computed`, from the first ``rows_certain + 1`` tokens:
     never fewer than those of the prompt"""
     preempted: tuple[str, ...] = ()
-    """lost their place: `admit` them again, with the tokens that are certain"""
+    """lost their place: `admit` them again, with the tokens that are certain: those of the prompt,
+    and the others as far as `confirmed` said before"""
     failed: tuple[str, ...] = ()
     """ended, since rows were lost: too many of its copies failed, or one, where that is the policy
     (``policy.on_copy_failure = "fail"``)"""

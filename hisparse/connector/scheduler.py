@@ -94,8 +94,8 @@ class SchedulerConnector(StepChecks):
 
         Args:
             request: id, not in use by one that waits or lives.
-            prompt: its tokens, integers [n] with n at least 1. All of the tokens that it has, where
-                it was preempted.
+            prompt: its tokens, integers [n] with n at least 1. Where it was preempted, all of its
+                tokens that are certain.
             max_new: most tokens that follow, at least 1.
             salt: separates prefixes that must not be shared (model, adapter, tenant), at most 64 B.
 
@@ -130,8 +130,9 @@ class SchedulerConnector(StepChecks):
         self._forget(session)
 
     def preempt(self, request: RequestRef, reason: str = "preempt") -> None:
-        """Take it off the GPU. It comes back by `admit`, with all of its tokens, and finds by
-        prefix what was durable. Raises UsageError for one that waits."""
+        """Take it off the GPU. It comes back by `admit`, with the tokens that are certain (ask
+        `confirmed` before: nobody tells of a copy that fails behind it), and finds by prefix what
+        was durable. Raises UsageError for one that waits."""
         session = self._sessions.find(request, "preempt")
         self.coordinator.preempt(*session.key, reason)
         self._forget(session)

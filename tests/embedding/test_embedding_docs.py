@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from embedding_rig import Engine, settings
 
-from hisparse import HiSparseBackend, checked_config
+from hisparse import Changes, HiSparseBackend, checked_config
+from hisparse.fsm.wire import IndexTransfer
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "embedding.md").read_text()
@@ -61,6 +63,70 @@ def test_a_gpu_takes_the_shapes_of_the_example():
     names: dict[str, object] = {}
     exec(titled("python")["model.py"], names)
     ResolveSizes.of(checked_config(names["CONFIG"]))
+
+
+def programs(monkeypatch):
+    """The page's modules, in this process."""
+    made = []
+    for name in ("model", "engine"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        exec(titled("python")[f"{name}.py"], sys.modules[name].__dict__)
+        made.append(sys.modules[name])
+    return made
+
+
+def test_the_engine_serves_the_same_tokens_where_indexer_pages_cannot_be_loaded(monkeypatch):
+    """A request that read what was not loaded is preempted: what was sampled since is worthless."""
+    model, engine = programs(monkeypatch)
+    config = model.CONFIG | {"suffix": {"name": "cpu", "gib": 0.001}}
+    config["policy"] = model.CONFIG["policy"] | {"on_copy_failure": "fail"}
+    loads, left = [], []  # how many tokens those had that came back, and now have again
+
+    class Watched(engine.Engine):
+        def take(self, changes):
+            had = {name: len(self.live[name].tokens) for name in changes.preempted}
+            super().take(changes)
+            left.extend((n, len(self.live[name].tokens)) for name, n in had.items())
+
+    def fails(transfer):
+        if not isinstance(transfer, IndexTransfer) or not transfer.load:
+            return False
+        loads.append(transfer)
+        return len(loads) % 17 == 0
+
+    done = {}
+    for fault in (None, fails):
+        with HiSparseBackend(config, copy_fault=fault) as backend:
+            serving = Watched(backend, model.Model())
+            for again in range(3):
+                for i in range(5):
+                    prompt = [(7 * i + 13 * t) % 512 for t in range(330)]
+                    serving.submit(f"r{i}.{again}", prompt, max_new=20)
+                while serving.live:
+                    serving.step()
+            done[fault] = serving.done
+    assert done[fails] == done[None]
+    assert any(had > now for had, now in left)
+
+
+def test_the_engine_takes_up_a_request_whose_last_token_was_sampled(monkeypatch):
+    model, engine = programs(monkeypatch)
+    prompt, done = [(13 * t) % 512 for t in range(330)], []
+    for preempted in (False, True):
+        with HiSparseBackend(model.CONFIG) as backend:
+            serving = engine.Engine(backend, model.Model())
+            serving.submit("r", prompt, max_new=20)
+            if preempted:  # before it is certain
+                monkeypatch.setattr(backend, "confirmed", lambda name: 0)
+                while len(serving.live["r"].tokens) < 350:
+                    serving.step()
+                monkeypatch.undo()
+                backend.preempt("r")
+                serving.take(Changes(preempted=("r",)))
+            while serving.live:
+                serving.step()
+            done.append(serving.done["r"])
+    assert done[0] == done[1]
 
 
 def test_the_engine_is_short():
