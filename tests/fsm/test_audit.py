@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariant_stories import CONFIG, checked
+from planted_violations import PLANTED, WRONG_BEFORE
 from scheduler_rig import events_of, served, small_config
-from test_invariants import CONFIG, PLANTED, WRONG_BEFORE, checked
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit

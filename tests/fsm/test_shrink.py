@@ -9,8 +9,9 @@ import re
 
 import msgspec
 import pytest
+from invariant_stories import CONFIG, checked
+from planted_violations import PLANTED, WRONG_BEFORE
 from scheduler_rig import events_of, served, small_config
-from test_invariants import CONFIG, PLANTED, WRONG_BEFORE, checked
 
 from hisparse.fsm import events as ev
 from hisparse.fsm.audit import Audit
