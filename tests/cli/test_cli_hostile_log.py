@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from cli_case import call, error_of
 from damaged_logs import TINY
-from hostile_log import VERBS, Base, ask, spoil
+from hostile_log import VERBS, ask
+from spoilt_log import Base, spoil
 
 from hisparse.fsm.log_history import MAX_STATE_BYTES
 from hisparse.fsm.state import state_bytes

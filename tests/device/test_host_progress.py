@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from test_host_memory import PIECE, Driver, pinned
+from host_memory_rig import PIECE, Driver, pinned
 
 from hisparse.device.cuda.device import CudaDevice
 from hisparse.device.cuda.host_pages import Placement

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from device_rig import make_config
+from host_memory_rig import PAGE, PIECE, Driver, pinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_host_memory import PAGE, PIECE, Driver, pinned
 
 from hisparse.config import SuffixConfig
 from hisparse.device.cpu.streams import SimDevice

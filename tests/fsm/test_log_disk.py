@@ -1,8 +1,7 @@
-"""The log on disk: writing, reopening, locking, failing disks, and readers elsewhere."""
+"""The log on disk: writing, reopening, locking, and readers elsewhere."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -11,47 +10,15 @@ import sys
 
 import msgspec
 import pytest
+from log_disk_rig import CODEC, Clock, FailingDisk, Paged, event, expected, fill, opened
 
 from hisparse.config import LogConfig
 from hisparse.errors import LogError, UsageError
 from hisparse.fsm.codec import Codec, UnknownEvent
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.log_disk import DiskLog
-from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_open import open_log
 from hisparse.fsm.log_reader import DiskReader
-
-
-class Paged(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
-    cause: int
-    pages: tuple[int, ...]
-
-
-CODEC = Codec((Paged,))
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-def opened(path, **options):
-    return DiskLog(path, CODEC, **{"clock": Clock(), "salt": b"pepper", **options})
-
-
-def event(seq):
-    return Paged(seq - 1, tuple(range(seq % 7)))
-
-
-def fill(log, count):
-    for _ in range(count):
-        log.append(event(log.next_seq))
-
-
-def expected(first, last):
-    return [(seq, event(seq)) for seq in range(first, last + 1)]
 
 
 def test_what_is_committed_is_read_back_over_segments(tmp_path):
@@ -179,103 +146,6 @@ def test_open_log_passes_the_options_of_the_config_on(tmp_path):
     assert log.statistics().dropped_events == 1
     log.close()
     assert (tmp_path / "scheduler" / "00000001.seg.zst").exists()
-
-
-class FailingDisk(OsDisk):
-    """Fails the calls that `plan` says: (call, bytes written before it fails)."""
-
-    def __init__(self):
-        self.plan, self.syncs = [], 0
-
-    def _fail(self, call):
-        if self.plan and self.plan[0][0] == call:
-            return self.plan.pop(0)[1]
-        return None
-
-    def write(self, fd, data, offset):
-        partial = self._fail("write")
-        if partial is None:
-            return super().write(fd, data, offset)
-        if partial:
-            super().write(fd, bytes(data[:partial]), offset)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def short(self, fd, data, offset):
-        return super().write(fd, data[:1], offset)
-
-    def truncate(self, fd, size):
-        if self._fail("truncate") is not None:
-            raise OSError(errno.EIO, "Input/output error")
-        super().truncate(fd, size)
-
-    def sync(self, fd):
-        if self._fail("sync") is not None:
-            raise OSError(errno.EIO, "Input/output error")
-        self.syncs += 1
-        super().sync(fd)
-
-
-@pytest.mark.parametrize("partial", [0, 1, 17, 18, 25, 60, 100])
-@pytest.mark.parametrize("cannot_truncate", [False, True])
-def test_a_commit_that_failed_half_way_is_retried_without_a_duplicate(
-    tmp_path, partial, cannot_truncate
-):
-    disk = FailingDisk()
-    log = opened(tmp_path, disk=disk)
-    fill(log, 5)
-    log.commit()
-    fill(log, 5)
-    disk.plan = [("write", partial)] + [("truncate", 0)] * cannot_truncate
-    with pytest.raises(LogError, match=r"seq 5 is committed.* 5 events wait.*No space left"):
-        log.commit()
-    assert (log.committed_seq, log.last_seq) == (5, 10)
-    if not cannot_truncate:
-        assert list(DiskReader(tmp_path, CODEC)) == expected(1, 5)
-    fill(log, 2)
-    log.commit()
-    assert log.committed_seq == 12
-    log.close()
-    assert list(DiskReader(tmp_path, CODEC)) == expected(1, 12)
-
-
-def test_short_writes_are_completed(tmp_path):
-    disk = FailingDisk()
-    log = opened(tmp_path, disk=disk)
-    disk.write = disk.short
-    fill(log, 5)
-    log.close()
-    assert list(DiskReader(tmp_path, CODEC)) == expected(1, 5)
-
-
-def test_a_failed_sync_commits_nothing_and_writes_the_batch_again(tmp_path):
-    disk = FailingDisk()
-    log = opened(tmp_path, disk=disk, fsync="commit")
-    fill(log, 5)
-    disk.plan = [("sync", 0)]
-    with pytest.raises(LogError, match="Input/output error"):
-        log.commit()
-    assert log.committed_seq == log.synced_seq == 0
-    log.commit()
-    assert log.committed_seq == log.synced_seq == 5
-    log.close()
-    assert list(DiskReader(tmp_path, CODEC)) == expected(1, 5)
-
-
-def test_a_rotation_that_fails_leaves_the_log_usable_and_is_tried_again(tmp_path):
-    disk = FailingDisk()
-    log = opened(tmp_path, disk=disk, segment_bytes=1)
-    fill(log, 5)
-    disk.plan = [("sync", 0)]
-    disk.rename = lambda old, new: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
-    log.commit()
-    assert log.statistics().failed_rotations == 1
-    del disk.rename
-    disk.plan = []
-    for _ in range(3):
-        fill(log, 5)
-        log.commit()
-    log.close()
-    assert list(DiskReader(tmp_path, CODEC)) == expected(1, 20)
 
 
 @pytest.mark.parametrize(("fsync", "syncs"), [("never", 0), ("interval", 2), ("commit", 40)])
