@@ -75,7 +75,6 @@ def fuzz(
     """
     from hisparse.testing.atlas import select
     from hisparse.testing.campaign import run_campaign
-    from hisparse.testing.logs import keep
     from hisparse.testing.swarm import STEPS
 
     if seed is not None and (seeds is not None or minutes is not None):
@@ -114,15 +113,12 @@ def fuzz(
     finally:
         bar.close()
     if keep_logs is not None:
-        only = [campaign.last] if seed is not None else []
-        for result in [found.result for found in campaign.found] or only:
-            assert result is not None
-            keep(result, keep_logs / f"seed-{result.seed}")
+        keep_all(campaign, keep_logs, passed=seed is not None)
     emit_json(campaign.report()) if as_json else emit(as_text(campaign))
+    options = [f"--device {device}"] * (device != "cpu")
+    options += [f"--ranks {ranks}"] * bool(ranks) + [f"--steps {steps}"] * bool(steps)
+    options += [f"--faults {faults}"] * bool(faults)
     for found in campaign.found:
-        options = [f"--device {device}"] * (device != "cpu")
-        options += [f"--ranks {ranks}"] * bool(ranks) + [f"--steps {steps}"] * bool(steps)
-        options += [f"--faults {faults}"] * bool(faults)
         tell(found, keep_logs, " ".join([f"hisparse fuzz --seed {found.result.seed}", *options]))
     if campaign.marks_missing and not campaign.found:
         say(f"marks that no seed hit: {', '.join(campaign.marks_missing)}; take more seeds")
@@ -173,6 +169,16 @@ def as_text(campaign: Campaign) -> str:
     report |= {"violations": len(violations), "marks_missing": len(missing)}
     groups = {"campaign": report, "faults fired": faults, "survived": marks}
     return table(groups)
+
+
+def keep_all(campaign: Campaign, directory: Path, *, passed: bool) -> None:
+    """Write the logs of what failed; `passed`: where nothing did, that of the last seed."""
+    from hisparse.testing.logs import keep
+
+    only = [campaign.last] if passed else []
+    for result in [found.result for found in campaign.found] or only:
+        assert result is not None
+        keep(result, directory / f"seed-{result.seed}")
 
 
 def tell(found: Found, kept: Path | None, command: str) -> None:
