@@ -6,6 +6,7 @@ HISPARSE_NVCC=required, as in CI: then they fail.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -16,9 +17,9 @@ import pytest
 from hisparse.device.cuda.copies import _PAGES
 from hisparse.device.cuda.kernels import SOURCES as FOLDER
 from hisparse.device.cuda.kernels import ResolveSizes, source
-from hisparse.device.cuda.resolver import _ARGUMENTS
+from hisparse.device.cuda.resolver import _ARGUMENTS, fetch_blocks
 from hisparse.device.cuda.tables import _BEGIN
-from hisparse.errors import ConfigError
+from hisparse.errors import ConfigError, DeviceError
 
 SIZES = {
     "glm-fp8": ResolveSizes(64, 2048, 4096, 1024, 656, 78 * 64),
@@ -91,27 +92,71 @@ def test_the_shared_memory_that_is_asked_for_is_what_the_kernel_uses(sizes, tmp_
     assert done.returncode == 0, done.stderr
 
 
-def test_a_row_that_is_not_whole_pieces_is_refused_with_the_size_that_would_do():
-    with pytest.raises(ConfigError, match=r"row_bytes=650: .* use 656"):
-        ResolveSizes(64, 2048, 4096, 1024, 650, 512)
-
-
-def test_a_hot_region_beyond_what_a_block_holds_is_refused():
-    with pytest.raises(ConfigError, match=r"hot_rows=40000: .* to 16384"):
-        ResolveSizes(64, 2048, 40000, 1024, 656, 512)
+@pytest.mark.parametrize(
+    ("sizes", "said", "fixes"),
+    [
+        ((64, 2048, 4096, 1024, 650, 512), "row_bytes=650: .* use 656", {"row_bytes": 656}),
+        ((64, 2048, 40000, 1024, 656, 512), "rows=40000: .* use 16384", {"hot_rows": 16384}),
+        ((64, 2048, 2000, 1024, 656, 512), "rows=2000: .* use 2048", {"hot_rows": 2048}),
+        (
+            (64, 20000, 30000, 1024, 656, 512),
+            "top_k=20000: .* at most 16384",
+            {"top_k": 16384, "hot_rows": 16384},
+        ),
+    ],
+)
+def test_sizes_that_no_kernel_holds_are_refused_with_those_that_would_do(sizes, said, fixes):
+    with pytest.raises(ConfigError, match=said) as caught:
+        ResolveSizes(*sizes)
+    assert named(caught.value) == fixes
+    names = [field.name for field in dataclasses.fields(ResolveSizes)]
+    ResolveSizes(**dict(zip(names, sizes, strict=True)) | fixes)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "limit", "said", "fixes"),
     [
-        ((1, 1025, 1025, 4096, 656, 61), r"1025 blocks of pools.page_size=1, .* least 2$"),
-        ((64, 8193, 16384, 64, 656, 512), r"top_k=8193 .* 395152 bytes .* this GPU has 232448"),
+        ((1, 1025, 1025, 4096, 656, 61), 232448, "1025 blocks .* least 2$", {"page_size": 2}),
+        ((64, 8193, 16384, 64, 656, 512), 232448, "395152 bytes .* has 232448", {"top_k": 8192}),
+        ((64, 2048, 16384, 4096, 656, 512), 101376, "use policy.hot_rows=", {"hot_rows": 4096}),
+        ((64, 4096, 8192, 64, 656, 512), 76000, "use policy.top_k=2048$", {"top_k": 2048}),
+        (
+            (64, 4096, 16384, 64, 656, 512),
+            60000,
+            "use policy.top_k=2048 and policy.hot_rows=4096$",
+            {"top_k": 2048, "hot_rows": 4096},
+        ),
     ],
 )
-def test_sizes_that_one_block_cannot_plan_for_are_refused(sizes, said):
-    with pytest.raises(ConfigError, match=said):
-        ResolveSizes(*sizes).check_block(232448)
+def test_sizes_that_one_block_cannot_plan_for_are_refused_with_those_it_can(
+    sizes, limit, said, fixes
+):
+    wanted = ResolveSizes(*sizes)
+    with pytest.raises(ConfigError, match=said) as caught:
+        wanted.check_block(limit)
+    assert named(caught.value) == fixes
+    dataclasses.replace(wanted, **fixes).check_block(limit)
+    one_more = {name: n - 1 if name == "page_size" else n + 1 for name, n in fixes.items()}
+    with pytest.raises(ConfigError):
+        dataclasses.replace(wanted, **one_more).check_block(limit)
     ResolveSizes(64, 2048, 16384, 4096, 656, 512).check_block(166912)  # on an A100 too
+
+
+def named(error):
+    """Its fixes, without the sections of their fields."""
+    return {path.split(".")[1]: value for path, value in error.fixes.items()}
+
+
+def test_a_gpu_on_which_nothing_could_be_planned_gets_no_sizes():
+    with pytest.raises(ConfigError, match=r"use another GPU$") as caught:
+        SIZES["glm-fp8"].check_block(4096)
+    assert caught.value.fixes == {}
+
+
+def test_a_device_with_no_room_to_plan_beside_a_fetch_is_refused():
+    with pytest.raises(DeviceError, match=r"1 multiprocessor cannot .* use a larger"):
+        fetch_blocks(1)
+    assert [fetch_blocks(n) for n in (2, 8, 9, 132)] == [1, 7, 8, 8]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_worker_is_refused_before_it_takes_memory():
 
 
 def test_what_the_kernels_cannot_hold_is_said_first():
-    with pytest.raises(ConfigError, match=r"pools\.gpu_blocks: \d+ rows, .* names at most"):
+    with pytest.raises(ConfigError, match=r"pools\.gpu_blocks=\d+: \d+ rows, .* names at most"):
         HiSparseWorker(with_blocks(1 << 30), Small(MIB))
     wide = CONFIG.policy.model_copy(update={"top_k": 9000, "hot_rows": 9000})
     with pytest.raises(ConfigError, match=r"hot_rows=9000 is 2250 blocks .* at least 9$"):

@@ -18,8 +18,7 @@ from hisparse.config import (
     PoolConfig,
     ScheduleConfig,
 )
-from hisparse.device.cuda.state import sizes_of
-from hisparse.device.layout import Geometry
+from hisparse.device.cuda.state import check_sizes
 from hisparse.device.rows import StepRows
 from hisparse.errors import ConfigError
 from hisparse.fsm.wire import (
@@ -33,27 +32,42 @@ from hisparse.fsm.wire import (
 ROW, PAGE = 656, 64
 
 
-def config(blocks, host_gib, groups=((0,), (1,))):
+def config(blocks=100, host_gib=1, groups=((0,), (1,)), longest=4 * PAGE):
     return HiSparseConfig(
         layout=ModelLayout(row_bytes=ROW, index_row_bytes=132, index_groups=groups),
         pools=PoolConfig(page_size=PAGE, gpu_blocks=blocks, host_pool_gib=host_gib),
         policy=PolicyConfig(top_k=8, hot_rows=64),
-        schedule=ScheduleConfig(max_requests=2, max_model_len=4 * PAGE),
+        schedule=ScheduleConfig(max_requests=2, max_model_len=longest),
     )
 
 
 @pytest.mark.parametrize(
-    ("blocks", "host_gib", "field"),
-    [(1 << 24, 1, "pools.gpu_blocks"), (100, 3000, "pools.host_pool_gib")],
+    ("asked", "field", "value", "one_more"),
+    [
+        ({"blocks": 1 << 24}, "pools.gpu_blocks", (1 << 24) - 1, 1),
+        ({"host_gib": 3000}, "pools.host_pool_gib", 2623.999, 0.001),
+        ({"longest": (1 << 31) + 5}, "schedule.max_model_len", (1 << 31) - PAGE, 1),
+    ],
 )
-def test_more_rows_than_32_bits_name_are_refused_by_the_field(blocks, host_gib, field):
-    with pytest.raises(ConfigError, match=rf"{field}: \d+ rows, .* at most {2**31 - 1}"):
-        sizes_of(Geometry.of(config(blocks, host_gib)))
+def test_more_rows_than_32_bits_name_are_refused_with_the_most_that_would_do(
+    asked, field, value, one_more
+):
+    wanted = config(**asked)
+    section, name = field.split(".")
+    given = getattr(getattr(wanted, section), name)
+    said = rf"^{field}={given:.15g}: \d+ rows, .* at most {2**31 - 1} .*, use at most {value}$"
+    with pytest.raises(ConfigError, match=said) as caught:
+        check_sizes(wanted)
+    assert caught.value.fixes == {field: value}
+    check_sizes(changed(wanted, field, value))
+    with pytest.raises(ConfigError, match=f"^{field}="):
+        check_sizes(changed(wanted, field, value + one_more))
 
 
-def test_as_many_rows_as_32_bits_name_are_held():
-    sizes = sizes_of(Geometry.of(config((1 << 24) - 1, 1)))
-    assert sizes.block_rows == 2 * PAGE
+def changed(config, field, value):
+    section, name = field.split(".")
+    part = getattr(config, section).model_copy(update={name: value})
+    return config.model_copy(update={section: part})
 
 
 @pytest.mark.gpu

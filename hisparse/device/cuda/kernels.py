@@ -8,8 +8,9 @@ without a GPU can import this module, and its CI compiles the same sources with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -50,14 +51,24 @@ class ResolveSizes:
 
     def __post_init__(self) -> None:
         if self.row_bytes % 16:
+            whole = ceil_div(self.row_bytes, 16) * 16
             raise ConfigError(
                 f"layout.row_bytes={self.row_bytes}: the cuda backend moves rows in pieces of 16 "
-                f"bytes, use {ceil_div(self.row_bytes, 16) * 16}"
+                f"bytes, use {whole}",
+                {"layout.row_bytes": whole},
+            )
+        if self.top_k > SLOTS_MAX:
+            raise ConfigError(
+                f"policy.top_k={self.top_k}: the cuda backend takes at most {SLOTS_MAX}, use "
+                "policy.top_k and policy.hot_rows of no more",
+                {"policy.top_k": SLOTS_MAX, "policy.hot_rows": SLOTS_MAX},
             )
         if not self.top_k <= self.hot_rows <= SLOTS_MAX:
+            near = max(self.top_k, min(self.hot_rows, SLOTS_MAX))
             raise ConfigError(
                 f"policy.hot_rows={self.hot_rows}: the cuda backend takes {self.top_k} (top_k) "
-                f"to {SLOTS_MAX}"
+                f"to {SLOTS_MAX}, use {near}",
+                {"policy.hot_rows": near},
             )
 
     @classmethod
@@ -106,17 +117,37 @@ class ResolveSizes:
         """Raise ConfigError for sizes that one block cannot plan for, on a GPU that gives it
         `limit_bytes` of shared memory."""
         if self.hot_blocks > THREADS:
+            least = ceil_div(self.hot_rows, THREADS)
             raise ConfigError(
                 f"policy.hot_rows={self.hot_rows} is {self.hot_blocks} blocks of pools.page_size="
                 f"{self.page_size}, the cuda backend takes {THREADS}: use a pools.page_size of at "
-                f"least {ceil_div(self.hot_rows, THREADS)}"
+                f"least {least}",
+                {"pools.page_size": least},
             )
         if self.shared_bytes > limit_bytes:
+            fixes = self._fitting(limit_bytes)
+            use = " and ".join(f"{field}={most}" for field, most in fixes.items())
             raise ConfigError(
                 f"policy.top_k={self.top_k} and policy.hot_rows={self.hot_rows} take "
                 f"{self.shared_bytes} bytes of shared memory in a block, this GPU has "
-                f"{limit_bytes}: lower policy.top_k or policy.hot_rows"
+                f"{limit_bytes}: use {use or 'another GPU'}",
+                fixes,
             )
+
+    def _fitting(self, limit_bytes: int) -> dict[str, int]:
+        """What to change so that `limit_bytes` is enough: the most of top_k, then of hot_rows."""
+
+        def most(least: int, limit: int, size: Callable[[int], ResolveSizes]) -> int:
+            values = range(least, limit + 1)
+            fit = bisect_right(values, limit_bytes, key=lambda n: size(n).shared_bytes)
+            return values[fit - 1] if fit else 0
+
+        top_k = most(1, self.top_k, lambda n: replace(self, top_k=n, hot_rows=n))
+        if not top_k:
+            return {}
+        hot_rows = most(top_k, self.hot_rows, lambda n: replace(self, top_k=top_k, hot_rows=n))
+        fixes = {} if top_k == self.top_k else {"policy.top_k": top_k}
+        return fixes | ({} if hot_rows == self.hot_rows else {"policy.hot_rows": hot_rows})
 
     def state_bytes(self, requests: int, layers: int) -> int:
         """Replacement state of a leader: what a `CudaResolver` takes on the device, and keeps."""

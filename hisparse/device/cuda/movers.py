@@ -24,7 +24,7 @@ from hisparse.device.cuda.gpu_demand import check_gpu, demand_bytes
 from hisparse.device.cuda.group import GroupResolver
 from hisparse.device.cuda.kernels import load
 from hisparse.device.cuda.plan import CudaPlan
-from hisparse.device.cuda.state import WorkerState, sizes_of
+from hisparse.device.cuda.state import WorkerState, check_sizes
 from hisparse.device.handle import PagedCacheView
 from hisparse.device.layout import POISON, Geometry
 from hisparse.device.rows import StepRows
@@ -66,7 +66,7 @@ class CudaKernels:
         self._uploaded: tuple[StepRows, Any, Any] | None = None
 
     def check(self, config: HiSparseConfig) -> None:
-        sizes = sizes_of(Geometry.of(config))
+        sizes = check_sizes(config)
         if config.offload:
             sizes.check_block(self.device.shared_bytes)
         check_gpu(config, self.device.room(demand_bytes(config)))

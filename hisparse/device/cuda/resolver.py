@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hisparse.device.cuda.kernels import CALLS_MAX, THREADS, ResolveSizes, load, require_cupy
-from hisparse.errors import UsageError
+from hisparse.errors import DeviceError, UsageError
 
 FETCH_BLOCKS = 8  # keeps the link full, and leaves the other SMs to attention
 CLUSTER_CAPABILITY = 90  # from which on eight blocks can share their memory
@@ -87,6 +87,17 @@ class ResolveCall:
         self.rows = make(np.int32, rows)
 
 
+def fetch_blocks(places: int) -> int:
+    """Blocks that fetch on a device of `places` multiprocessors. A fetching block waits for
+    planning blocks: these must always find a place beside them. Raises DeviceError."""
+    if places < 2:
+        raise DeviceError(
+            f"{places} multiprocessor cannot plan and fetch at once: the cuda backend needs 2, use "
+            "a larger GPU, or a larger part of one (MIG)"
+        )
+    return min(FETCH_BLOCKS, places - 1)
+
+
 class CudaResolver:
     """Hot-row state of one leader.
 
@@ -98,7 +109,7 @@ class CudaResolver:
         step: int32 ``[1]`` on the device, the step under way; shared by all groups, and changed by
             work on the compute stream only. Steps rise.
 
-    Raises DeviceError without CuPy or a GPU, or if a block of the resolve does not fit the device.
+    Raises DeviceError without CuPy or a GPU, or for a device of one multiprocessor.
     """
 
     def __init__(
@@ -118,11 +129,8 @@ class CudaResolver:
         self.group_step = cupy.full((requests,), -1, cupy.int32)
         self.tickets = cupy.zeros((layers,), cupy.uint64)
         self.counters = cupy.zeros((2,), cupy.uint64)
-        # A fetching block waits for planning blocks: these must always find a place beside them.
         device = cupy.cuda.Device()
-        places = int(device.attributes["MultiProcessorCount"])
-        self.fetch_blocks = min(FETCH_BLOCKS, places - 1)
-        assert self.fetch_blocks > 0, f"{places} multiprocessors cannot plan and fetch at once"
+        self.fetch_blocks = fetch_blocks(int(device.attributes["MultiProcessorCount"]))
         self._resolve_one = self._cluster_kernel(device)
 
     def _cluster_kernel(self, device: Any) -> Any:

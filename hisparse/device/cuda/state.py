@@ -8,10 +8,12 @@ their changes were queued. Only `waves.lay_out` asks it, so as not to take turns
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hisparse.config import GIB, HiSparseConfig
 from hisparse.device.binding import BoundCache
 from hisparse.device.checks import checksum_bytes
 from hisparse.device.cuda.calls import CallArena
@@ -34,10 +36,9 @@ WIPED = 0xFF  # a byte of no epoch
 
 
 def sizes_of(geometry: Geometry) -> ResolveSizes:
-    """What kernels are compiled for. Raises ConfigError for what they cannot hold: rows are named
-    by 32 bits, while every offset in bytes has 64."""
+    """What kernels are compiled for. Raises ConfigError for what they cannot hold."""
     g = geometry
-    sizes = ResolveSizes(
+    return ResolveSizes(
         page_size=g.page_size,
         top_k=g.top_k,
         hot_rows=g.hot_rows or g.top_k,
@@ -45,14 +46,27 @@ def sizes_of(geometry: Geometry) -> ResolveSizes:
         row_bytes=g.row_bytes,
         block_rows=g.block_bytes // g.row_bytes,
     )
-    for field, rows in (
-        ("pools.gpu_blocks", g.gpu_blocks * sizes.block_rows),
-        ("pools.host_pool_gib", g.host_pages * g.page_size),
-        ("schedule.max_model_len", sizes.reach),
-    ):
+
+
+def check_sizes(config: HiSparseConfig) -> ResolveSizes:
+    """`sizes_of` a configuration whose rows have numbers: they are named by 32 bits, while every
+    offset in bytes has 64. Raises ConfigError for what the kernels cannot hold."""
+    g, pools = Geometry.of(config), config.pools
+    sizes = sizes_of(g)
+    pages = ROWS_MAX // g.page_size
+    gib = math.floor(pages * config.host_page_bytes / GIB * 1000) / 1000
+    tokens = config.schedule.max_model_len
+    for field, value, rows, most in (
+        ("pools.gpu_blocks", g.gpu_blocks, g.gpu_blocks * sizes.block_rows,
+         ROWS_MAX // sizes.block_rows),
+        ("pools.host_pool_gib", pools.host_pool_gib, g.host_pages * g.page_size, gib),
+        ("schedule.max_model_len", tokens, sizes.reach, pages * g.page_size),
+    ):  # fmt: skip
         if rows > ROWS_MAX:
             raise ConfigError(
-                f"{field}: {rows} rows, the cuda backend names at most {ROWS_MAX} (int32)"
+                f"{field}={value:.15g}: {rows} rows, the cuda backend names at most {ROWS_MAX} "
+                f"(int32), use at most {most:.15g}",
+                {field: most},
             )
     return sizes
 
