@@ -141,8 +141,8 @@ def bench_backend(*, requests: int, tokens: int, top_k: int, steps: int, runs: i
     loop.backend.shutdown()
     if not host_rows:
         raise UsageError(
-            f"{requests} requests of {tokens} tokens fit the pool that top_k={top_k} asks for, so "
-            "nothing was read from the host: use more tokens, or a smaller top_k"
+            f"requests={requests} of tokens={tokens} fit the pool that top_k={top_k} asks for, so "
+            "nothing was read from the host: use more tokens, or a smaller top-k"
         )
     whole = statistics.median(x for run in samples["step"] for x in run)
     cases = []

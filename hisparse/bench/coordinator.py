@@ -134,9 +134,8 @@ class Decoding:
         self.chunk = min(8192, tokens + PAGE_SIZE)
         probe = self._config(requests, tokens + DECODED, gpu_blocks, 1.0, log)
         pages = requests * probe.max_pages * HOST_SLACK
-        self.config = self._config(
-            requests, tokens + DECODED, gpu_blocks, pages * probe.host_page_bytes / GIB, log
-        )
+        host_gib = pages * probe.host_page_bytes / GIB
+        self.config = self._config(requests, tokens + DECODED, gpu_blocks, host_gib, log)
         self.log = open_log(
             log, Codec(EVENT_TYPES), stream="scheduler", config_json=self.config.model_dump_json()
         )
@@ -177,7 +176,7 @@ class Decoding:
         rows = self.coordinator.state.rows
         while (rows.computed < tokens).any():
             self.step()
-            if self.coordinator.state.waiting:
+            if int(rows.live.sum()) < requests:
                 raise ConfigError(
                     f"gpu_blocks={self.config.pools.gpu_blocks} cannot hold {requests} requests of "
                     f"{longest} tokens at once: use more"
@@ -237,7 +236,14 @@ def bench_coordinator(
     """Microseconds a step, and of its parts; ratios are against the step with the log `ring`."""
     if steps * runs > DECODED - 2 * PAGE_SIZE:
         raise ConfigError(
-            f"{steps} steps in {runs} runs: a world has {DECODED - 2 * PAGE_SIZE} steps"
+            f"steps={steps} in each of runs={runs}: a world has {DECODED - 2 * PAGE_SIZE} steps, "
+            "use fewer"
+        )
+    least = _blocks_of_all(requests, tokens + DECODED)
+    if gpu_blocks < least:
+        raise ConfigError(
+            f"gpu_blocks={gpu_blocks} cannot hold requests={requests} of {tokens + DECODED} tokens "
+            f"all-resident, as they are with HiSparse off: use at least {least}"
         )
     ring, disk = LogConfig(mode="ring"), LogConfig(mode="disk", dir=directory)
     size = (requests, tokens, gpu_blocks)
@@ -263,6 +269,17 @@ def bench_coordinator(
     for world in worlds.values():
         world.log.close()
     return _cases(f"{requests} x {tokens} tokens", laps)
+
+
+def _blocks_of_all(requests: int, longest: int) -> int:
+    """The smallest pool in which all requests stay resident."""
+    config = HiSparseConfig(
+        layout=LAYOUT,
+        pools=PoolConfig(page_size=PAGE_SIZE, gpu_blocks=2, host_pool_gib=1.0),
+        policy=PolicyConfig(name="resident"),
+        schedule=ScheduleConfig(max_model_len=longest),
+    )
+    return requests * config.steady_blocks(longest) + 1
 
 
 def _cases(size: str, laps: dict[str, list[list[Laps]]]) -> list[Case]:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from hisparse.bench.coordinator import LAYOUT, PAGE_SIZE, Decoding
+from hisparse.bench.coordinator import DECODED, LAYOUT, PAGE_SIZE, Decoding
 from hisparse.bench.log_append import bench_append
 from hisparse.bench.log_check import bench_check, page_transitions
 from hisparse.bench.log_seek import bench_seek
 from hisparse.bench.measure import Case, summarise
 from hisparse.config import HiSparseConfig, LogConfig, PolicyConfig, PoolConfig, ScheduleConfig
+from hisparse.errors import ConfigError
 from hisparse.fsm.events import Event
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.state import State
@@ -42,7 +43,10 @@ def bench_log(
     runs: int = 5,
 ) -> list[Case]:
     """All cases. `requests`, `tokens`, `steps`: the folded workload; `checked`: events of each log
-    that is checked; `sought`: of the one that is sought in."""
+    that is checked; `sought`: of the one that is sought in. Raises ConfigError for more steps than
+    a world has."""
+    if steps > DECODED - PAGE_SIZE:
+        raise ConfigError(f"steps={steps}: a world has {DECODED - PAGE_SIZE}, use fewer")
     return [
         *bench_append(directory, runs=runs),
         *bench_fold(requests, tokens, steps, runs),

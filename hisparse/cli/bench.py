@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING
 import click
 
 from hisparse.bench.measure import Case, as_json, as_table
-from hisparse.cli.errors import say
+from hisparse.cli.errors import VerbGroup, said_as, say
 from hisparse.config import GIB
 
 if TYPE_CHECKING:
     from hisparse.device.cuda.host_pieces import Progress
 
 
+# What the code below a benchmark names, by the option that says it.
+FIELDS = {
+    "pools.gpu_blocks": "--gpu-blocks",
+    "policy.top_k": "--top-k",
+    "policy.hot_rows": "--hot-rows",
+    "layout.row_bytes": "--row-bytes",
+    "model_type": "--model",
+}
+
+
 def _report(measure: Callable[[Path], list[Case]], json: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="hisparse-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="hisparse-bench-") as directory, said_as(FIELDS):
         cases = measure(Path(directory))
     click.echo(as_json(cases) if json else as_table(cases))
 
@@ -27,7 +37,7 @@ _json = click.option("--json", is_flag=True, help="Print the cases as JSON.")
 _runs = click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def bench() -> None:
     """Measure a part of hisparse on this machine.
 

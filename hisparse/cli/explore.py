@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.errors import VIOLATION, Verb, said_as, say
 from hisparse.cli.output import Progress, emit, emit_json, table
 
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from hisparse.testing.explore.prepared import Prepared
 
 COPIES = ("write_back", "spill", "restore")  # the names of `wire.TransferKind`
+FIELDS = {"policy.name": "--policy", "policy.watermark_blocks": "--watermark"}
 AT_LEAST_ONE, AT_LEAST_NONE = click.IntRange(1), click.IntRange(0)
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option("--requests", type=AT_LEAST_ONE, default=2, show_default=True)
 @click.option("--blocks", type=AT_LEAST_ONE, default=2, show_default=True, help="GPU blocks.")
 @click.option("--host-pages", type=AT_LEAST_ONE, default=2, show_default=True)
@@ -71,6 +72,8 @@ def explore(
     from hisparse.testing.explore import Search, World, walk
 
     world = World(**sizes)
+    with said_as(FIELDS):
+        world.config  # noqa: B018  it refuses here what would not do
     prepared = _prepared(world, copies) if projected or to else None
     if prepared is not None and to is not None:
         return _export(prepared, out)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.errors import VIOLATION, Verb, say
 from hisparse.cli.mutants import hunt_mutants
 from hisparse.cli.output import Progress, emit, emit_json, table
 from hisparse.errors import ConfigError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SEEDS = "0..500"
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option(
     "--seeds", metavar="A..B", help=f"Seeds from A up to, not with, B.  [default: {SEEDS}]"
 )

@@ -7,18 +7,24 @@ Needs torch, which is imported inside the verb, after the options were checked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.errors import VIOLATION, Verb, options_of, said_as, say
 from hisparse.cli.output import Progress, table
 from hisparse.config_sources import given
 from hisparse.engine.options import RunConfig
-from hisparse.engine.options_check import POLICIES, run_config
+from hisparse.engine.options_check import PATHS, POLICIES, run_config
 from hisparse.errors import ConfigError
+
+LOG_OPTIONS = {
+    "log.dir": "--log",
+    "log.mode": "--log-mode",
+    "log.snapshot_events": "--snapshot-events",
+}
 
 
 def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
@@ -29,7 +35,7 @@ def _field(flag: str, text: str, **extra: Any) -> Callable[[Any], Any]:
     return click.option(flag, name, default=None, help=text + shown, **extra)
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option(
     "--config",
     "file",
@@ -139,7 +145,24 @@ def run(
             options["log"]["snapshot_events"] = snapshot_events
     elif log_mode is not None:
         options["log"] = {"mode": log_mode}
-    config = run_config(*given(file), options)
+    data, origins = given(file)
+    with said_as(names_of(origins, options)):
+        return _run(run_config(data, origins, options), as_json)
+
+
+def names_of(origins: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
+    """How a field of RunConfig, or its path, is called: as file or environment said it, else by the
+    option that says it."""
+    over = {*options, *(f"log.{name}" for name in options.get("log", {}))}
+    flags = options_of(run) | LOG_OPTIONS
+    names = {}
+    for field, path in (PATHS | {field: field for field in LOG_OPTIONS}).items():
+        said = path in origins and field not in over
+        names[field] = names[path] = path if said else flags[field]
+    return names | {"schedule.lookahead_rows": names["spec"]}
+
+
+def _run(config: RunConfig, as_json: bool) -> int:
     limit_threads()
     progress = Progress()
     from hisparse.cli.models import build_model

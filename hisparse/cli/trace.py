@@ -8,11 +8,18 @@ from typing import Any
 
 import click
 
-from hisparse.cli.errors import say
+from hisparse.cli.errors import VerbGroup, said_as, say
 from hisparse.cli.output import emit_json
 from hisparse.engine.options import RunConfig
 from hisparse.engine.trace import write_trace
 from hisparse.engine.trace_generate import generate_trace
+
+PARAMETERS = {  # of `generate_trace`, where an option has another name
+    "n": "--requests",
+    "median_input": "--median-tokens",
+    "median_output": "--median-answer",
+    "max_input": "--max-tokens",
+}
 
 
 def _default(name: str) -> Any:
@@ -20,7 +27,7 @@ def _default(name: str) -> Any:
     return inspect.signature(generate_trace).parameters[name].default
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def trace() -> None:
     """Make request traces.
 
@@ -78,15 +85,16 @@ def generate(
 
     Example: hisparse trace generate chat.jsonl --requests 100 --seed 7
     """
-    made = generate_trace(
-        requests,
-        seed,
-        requests_per_s=requests_per_s,
-        median_input=median_tokens,
-        median_output=median_answer,
-        max_input=max_tokens,
-        followups=followups,
-    )
+    with said_as(PARAMETERS):
+        made = generate_trace(
+            requests,
+            seed,
+            requests_per_s=requests_per_s,
+            median_input=median_tokens,
+            median_output=median_answer,
+            max_input=max_tokens,
+            followups=followups,
+        )
     write_trace(out, made)
     if as_json:
         emit_json({"out": str(out), "requests": len(made)})

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from hisparse.cli.errors import VIOLATION, say
+from hisparse.cli.errors import VIOLATION, said_as, say, spoken
 from hisparse.cli.losses import dropped, lost, told, worst
 from hisparse.cli.opening import DIRECTORY, History, open_history
 from hisparse.cli.output import Progress, emit, emit_json
@@ -45,6 +45,7 @@ SIZES: dict[str, tuple[str, type]] = {  # option: path in the configuration, typ
     "step_rows": ("schedule.step_rows", int),
     "prefill_chunk": ("schedule.prefill_chunk", int),
 }
+PATHS = {path: f"--{name.replace('_', '-')}" for name, (path, _) in SIZES.items()}
 
 
 def _size(flag: str, text: str, metavar: str = "N[,N…]") -> Callable[[Any], Any]:
@@ -106,7 +107,8 @@ def what_if(
             f"--hot-rows needs what attention selected, and {directory} does not hold it: record a "
             "run with hisparse run --record-selections"
         )
-    combinations = list(_combinations(history.config, policies, given))
+    with said_as(PATHS):
+        combinations = list(_combinations(history.config, policies, given))
     if len(combinations) > VARIANTS_MAX:
         raise UsageError(f"{len(combinations)} variants: ask for at most {VARIANTS_MAX} at once")
     study = Study(history.config, lambda: _upto_gap(history), selections)
@@ -182,7 +184,8 @@ def _talk(report: dict[str, Any]) -> int:
         say(f"assumed: {text}")
     for variant in report["variants"]:
         if variant.get("refused_at_start"):
-            say(f"{variant['name']}: an engine would not start: {variant['refused_at_start']}")
+            why = spoken(variant["refused_at_start"], PATHS)
+            say(f"{variant['name']}: an engine would not start: {why}")
         for violation in variant["violations"][:3]:
             say(
                 f"{variant['name']}: violated: {violation['invariant']} at seq "

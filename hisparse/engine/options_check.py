@@ -174,11 +174,12 @@ def refuse_mismatched(config: RunConfig) -> None:
         raise ConfigError("; ".join(found))
 
 
-# With the fields that each reads, that which it is told of first: where one is faulty, it is left.
+# With the fields whose defaults, in the place of faulty values, would be refused: it is left out
+# where one of them is. The first is the one that the refusal is of.
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig], None]], ...] = (
     (("device",), refuse_unknown_device),
     (("policy",), refuse_unknown_policy),
-    (("graph", "model", "spec", "device"), refuse_mismatched),
+    (("graph",), refuse_mismatched),
     (("record_selections", "log"), refuse_lost_selections),
     (("log",), refuse_used_log),
 )

@@ -19,17 +19,17 @@ from hisparse.errors import ConfigError
 
 OPEN_LIMIT = 512  # conversations that may go on; older ones are abandoned
 
-_RANGES: dict[str, Callable[[Any], bool]] = {
-    "n": lambda n: n >= 0,
-    "seed": lambda seed: 0 <= seed < 1 << 32,
-    "requests_per_s": lambda rate: rate > 0,
-    "median_input": lambda median: median >= 1,
-    "median_output": lambda median: median >= 1,
-    "sigma_input": lambda sigma: sigma >= 0,
-    "sigma_output": lambda sigma: sigma >= 0,
-    "followups": lambda share: 0 <= share <= 1,
-    "think_ms": lambda ms: ms >= 0,
-    "system_prompts": lambda lengths: all(length >= 0 for length in lengths),
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda n: n >= 0, "at least 0"),
+    "seed": (lambda seed: 0 <= seed < 1 << 32, "0 to 2**32-1"),
+    "requests_per_s": (lambda rate: rate > 0, "more than 0"),
+    "median_input": (lambda median: median >= 1, "at least 1"),
+    "median_output": (lambda median: median >= 1, "at least 1"),
+    "sigma_input": (lambda sigma: sigma >= 0, "at least 0"),
+    "sigma_output": (lambda sigma: sigma >= 0, "at least 0"),
+    "followups": (lambda share: 0 <= share <= 1, "0 to 1"),
+    "think_ms": (lambda ms: ms >= 0, "at least 0"),
+    "system_prompts": (lambda lengths: all(n >= 0 for n in lengths), "lengths of at least 0"),
 }
 
 
@@ -41,12 +41,13 @@ class _Conversation:
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Arguments of `generate_trace`, by name. Raises ConfigError for the first out of range."""
-    bad = [name for name, good in _RANGES.items() if not good(given[name])]
-    if given["max_input"] <= max(given["system_prompts"], default=0):
-        bad.append("max_input")
+    """Arguments of `generate_trace`, by name. Raises ConfigError for all that are out of range."""
+    bad = {name: use for name, (good, use) in _RANGES.items() if not good(given[name])}
+    longest = max(given["system_prompts"], default=0)
+    if given["max_input"] <= longest:
+        bad["max_input"] = f"more than the longest of system_prompts, {longest}"
     if bad:
-        raise ConfigError(f"{bad[0]}={given[bad[0]]}: out of range; see generate_trace")
+        raise ConfigError("; ".join(f"{n}={given[n]}: use {use}" for n, use in bad.items()))
 
 
 def _system_prompts(lengths: Sequence[int]) -> list[_Conversation]:

@@ -155,7 +155,7 @@ def test_the_documented_files_are_an_engines_and_a_runs(tmp_path):
     [
         ("[run]\nseeds = 1", "run.seeds (from FILE): no such key: did you mean run.seed?"),
         ("[pools]\ngpu_block = 9", "no such key: did you mean pools.gpu_blocks?"),
-        ("[run]\nscale = 7", "scale=7 (from FILE): Input should be less than or equal to 1"),
+        ("[run]\nscale = 7", "run.scale=7 (from FILE): Input should be less than or equal to 1"),
         ("[run]\nmore = 1", "run.more (from FILE): no such key"),
         ("ranks = 2", "takes no ranks, it has one rank: leave it out"),
         ("[layout]\nrow_bytes = 656", "takes no layout, the model has one"),
@@ -245,5 +245,5 @@ def test_a_value_that_an_option_replaces_is_not_the_files(tmp_path):
     )
     error = error_of(call("run", "--config", path, "--page-size", "-4", "--log", tmp_path / "log",
                           "--snapshot-events", "5"))  # fmt: skip
-    assert "page_size=-4: Input" in error and "snapshot_events" not in error
+    assert "--page-size=-4: Input" in error and "snapshot_events" not in error
     assert f"schedule.step_rows=0 (from {path}): Input" in error

@@ -29,11 +29,6 @@ def test_a_violation_exits_1_with_its_path_and_a_log_that_check_reads(tmp_path):
     assert checked.exit_code == 1 and invariant in checked.stdout
 
 
-def test_a_world_that_holds_no_request_exits_2_with_a_size_that_would_do():
-    result = call("explore", "--pages", "2")
-    assert result.exit_code == 2 and "use at least 4" in error_of(result)
-
-
 def test_a_world_with_copies_in_flight_is_explored_without_renaming_and_counted_as_projected():
     result = call(*SMALL, "--transfers", "1", "--projected", "--json")
     report = json.loads(result.stdout)

@@ -35,7 +35,9 @@ def test_a_generated_trace_runs(tmp_path):
 
 
 def test_refusals(tmp_path):
-    assert "n=-1" in error_of(call("trace", "generate", tmp_path / "t.jsonl", "--requests", -1))
+    assert "--requests=-1" in error_of(
+        call("trace", "generate", tmp_path / "t.jsonl", "--requests", -1)
+    )
     line = error_of(call("trace", "generate", tmp_path / "gone" / "t.jsonl"))
     assert "No such file or directory" in line
     assert "OUT" in error_of(call("trace", "generate"))

@@ -64,7 +64,7 @@ def select(words: str) -> tuple[str, ...]:
         named = families.get(name, [name] if name in ATLAS else [])
         if not named:
             raise ConfigError(
-                f"faults: {word!r} is no kind of fault: use one of {', '.join(ATLAS)}, or a "
+                f"faults={word!r} is no kind of fault: use one of {', '.join(ATLAS)}, or a "
                 f"family: {', '.join(families)}"
             )
         (left_out if word.startswith("-") else wanted).update(named)

@@ -21,8 +21,9 @@ from hisparse.config import (
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
-    check_capacity,
 )
+from hisparse.errors import CapacityError
+from hisparse.kv import policies
 
 PAGE_ROWS = 2  # rows a page: the least at which a page can be begun and not be whole
 Content = tuple[int, int]  # request number (-1: shared by all), page
@@ -61,7 +62,9 @@ class World(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def config(self) -> HiSparseConfig:
-        """What scheduler and ranks agree on. Raises CapacityError, ConfigError."""
+        """What scheduler and ranks agree on. Raises CapacityError and ConfigError, which name the
+        sizes that are given here."""
+        policies.resolve(self.policy)
         layout = ModelLayout(row_bytes=32, index_row_bytes=8, index_groups=((0,),))
         policy = PolicyConfig(
             name=self.policy,
@@ -90,7 +93,24 @@ class World(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ranks=self.ranks,
             checks="on",
         )
-        return check_capacity(config)
+        self._check_holds_one(config)
+        return config
+
+    def _check_holds_one(self, config: HiSparseConfig) -> None:
+        """`config.check_capacity`, in the sizes of a world."""
+        blocks, host_pages = config.steady_blocks(self.max_tokens), config.max_pages
+        fixes: dict[str, object] = {}
+        if self.blocks < blocks:
+            fixes["blocks"] = blocks
+        if config.offload and self.host_pages < host_pages:
+            fixes["host_pages"] = host_pages
+        if fixes:
+            told = [
+                f"{name}={getattr(self, name)} cannot hold one request of pages={self.pages}: "
+                f"use at least {least}"
+                for name, least in fixes.items()
+            ]
+            raise CapacityError("; ".join(told), fixes)
 
     def page_hash(self, number: int, page: int) -> bytes:
         """Hash of a page of request `number`; its content, and that of all before it."""
