@@ -195,23 +195,6 @@ def test_offsets_beyond_32_bits_name_the_right_bytes():
 
 
 @pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
-def test_the_cpu_is_told_of_a_host_write_when_it_has_happened_and_not_before(by_kernel):
-    pools = Pools(geometry(), by_kernel)
-    before, page = pools.host.copy(), pools.gpu.get().reshape(40, 8, -1)[7]
-    assert pools.copies.host_writes_done()
-    with pools.held(pools.stream):
-        with pools.stream:
-            pools.copies.spill([7], [9])
-        assert not pools.copies.host_writes_done()
-        assert np.array_equal(pools.host, before)
-        with pytest.raises(AssertionError, match="have not ended"):
-            pools.copies.close()
-    pools.copies.wait_host_writes()
-    assert np.array_equal(pools.host.reshape(8, 50, -1)[:, 9], page)
-    pools.copies.close()
-
-
-@pytest.mark.parametrize("by_kernel", BY.values(), ids=BY)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "edges cut"])
 def test_a_spill_lies_between_the_last_writer_and_the_next_and_both_edges_are_needed(
     ordered, by_kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from backends import hold, plain, value
@@ -128,6 +130,26 @@ def test_enqueued_at_once_completed_and_retired_when_seen():
     rig.device.synchronize()
     seen = [("COMPLETED", 7), ("COMPLETED", 8), ("RETIRED", 2)]
     assert kinds(rig.worker.poll()) == queued + seen
+
+
+@on_both
+def test_a_page_whose_copy_is_completed_is_there_for_the_cpu_to_read():
+    """Nothing waits for the device: what the acknowledgement says is enough."""
+    for seed in range(6):
+        rig = Rig(seed=seed)
+        rig.begin(tables=(resident(0, 0, 1),))
+        rig.write_page(0, 0)
+        rig.end()
+        let_go = hold(rig.device, "d2h")
+        rig.run_step(transfers=(spill(1, 1, 1),))
+        polls = 0
+        while ("COMPLETED", 1) not in kinds(rig.worker.poll()):
+            let_go()
+            time.sleep(0.001)
+            assert (polls := polls + 1) < 4000
+        for layer in rig.layers:
+            page = rig.worker.handles[layer].runtime.host.array[1]
+            assert (page == contents(0, layer, range(PAGE))).all()
 
 
 @on_both

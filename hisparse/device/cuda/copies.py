@@ -1,9 +1,8 @@
 """`PageCopies`: whole pages between the tiers, many of them and all their layers in one call.
 
-Owns no memory that is copied; owns the lists of a call and an event for each stream that wrote the
-host. Every copy is queued on the current CuPy stream and is over when that stream has passed it;
-nothing here synchronises, and nothing is allocated for a call. A list may be of any length, and may
-be changed as soon as the call returns.
+Owns no memory that is copied; owns the lists of a call. Every copy is queued on the current CuPy
+stream and is over when that stream has passed it; nothing here synchronises, and nothing is
+allocated for a call. A list may be of any length, and may be changed as soon as the call returns.
 
     spill, store_index      GPU block -> host page, suffix page      [d2h]
     restore, load_index     host page, suffix page -> GPU block      [h2d]
@@ -15,8 +14,8 @@ back by a kernel of few blocks, since compute waits for them and a launch is que
 than a batch; the same kernel copies between GPU blocks (docs/cuda.md has the figures). A way that
 cannot go as it should, for want of a batched copy or of whole 16-byte chunks, goes the other way.
 
-A host page that a queued copy will write is not readable by the CPU before `host_writes_done` or
-`wait_host_writes` said so: the event behind them is recorded after the copies of each call.
+The CPU may read a host page once its copy is acknowledged as COMPLETED: that `TransferQueue` says
+when an event has passed that it recorded behind the call.
 """
 
 from __future__ import annotations
@@ -181,7 +180,6 @@ class PageCopies:
         self._index = Side(gpu, g.index_pages * self._index_bytes)
         suffix = 0 if suffix_pool is None else int(suffix_pool.ctypes.data)
         self._suffix = Side(suffix, self._index_bytes)
-        self._writes: dict[int, Any] = {}  # by stream: behind the last write of host memory
         odd = [n for n in (g.page_bytes, self._index_bytes, g.block_bytes) if n % 16]
         if odd and self._batch is None:
             raise ConfigError(
@@ -217,21 +215,6 @@ class PageCopies:
         at, to = self._slots(sources, source_slots), self._slots(blocks, slots)
         self._copy_index("in gpu", self._index, at, self._index, to)
 
-    # -- the CPU as a reader -----------------------------------------------------------------------
-    def host_writes_done(self) -> bool:
-        """Whether every write of host memory queued here so far has happened; never blocks."""
-        return all(event.done for event in self._writes.values())
-
-    def wait_host_writes(self) -> None:
-        """Block until `host_writes_done`: whoever reads host pages with the CPU asks first."""
-        for event in self._writes.values():
-            event.synchronize()
-
-    def close(self) -> None:
-        """Drop the events. Nothing queued may be left; a second call does nothing."""
-        assert self.host_writes_done(), "copies to the host have not ended"
-        self._writes.clear()
-
     # -- offsets of pages, in bytes ----------------------------------------------------------------
     def _blocks(self, blocks: Ids) -> U64:
         g = self.geometry
@@ -265,16 +248,12 @@ class PageCopies:
         _check_lengths(at, to)
         if not len(at):
             return
-        stream = self._cupy.cuda.get_current_stream()
         if way in self._by_kernel:
             self._launch(_BLOCKS[way], source, at, target, to, layers, size)
         else:
             assert self._batch is not None, way
-            self._batch.queue(source, at, target, to, layers, size, stream.ptr)
-        if way == "to host":
-            if stream.ptr not in self._writes:
-                self._writes[stream.ptr] = self._cupy.cuda.Event(block=True, disable_timing=True)
-            self._writes[stream.ptr].record(stream)
+            stream = self._cupy.cuda.get_current_stream().ptr
+            self._batch.queue(source, at, target, to, layers, size, stream)
 
     def _launch(
         self, blocks: int, source: Side, at: U64, target: Side, to: U64, layers: int, size: int

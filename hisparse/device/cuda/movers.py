@@ -277,5 +277,4 @@ class CudaCopies:
         )
 
     def close(self) -> None:
-        self._copies.close()
         self._pools = ()
