@@ -137,6 +137,15 @@ class HostMemory:
         with self._changed:
             self._wait(self._pieces.holding(offsets, size))
 
+    def wait_pinned(self, size_bytes: int) -> None:
+        """Block until so many bytes are pinned, whichever come first. Raises as `ready` does."""
+        with self._changed:
+            while self._state == "pinning" and (
+                self._error is not None or self._pieces.registered_bytes < size_bytes
+            ):
+                self._changed.wait()
+            self._ready(())
+
     def pieces(self, offset: int, size: int) -> list[tuple[int, int]]:
         """The interval, cut at the borders of registrations: (offset, size) of each part."""
         return self._pieces.cut(offset, size)

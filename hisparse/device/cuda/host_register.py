@@ -83,24 +83,35 @@ def unpin(
 
 
 def try_memlock(
-    registrar: Registrar, limits: HostLimits, size_bytes: int, most_bytes: int, what: str
-) -> None:
+    registrar: Registrar,
+    limits: HostLimits,
+    size_bytes: int,
+    most_bytes: int,
+    what: str,
+    *,
+    beside_bytes: int | None = None,
+) -> int:
     """Find out whether the driver counts pinned memory against RLIMIT_MEMLOCK, if that matters.
 
     Pins one page more than the limit leaves, for a moment, unless that is above `most_bytes`: then
-    pinning itself will tell. Raises CapacityError if the driver refuses it.
+    returns how many bytes of the pool tell as much, once they are pinned; 0: nothing is left to
+    find out. `beside_bytes`: of other pools of this process, what is still to be pinned; None:
+    there is none. Raises CapacityError if the driver refuses it.
     """
-    limit = limits.memlock
-    if limit is None or limit.left_bytes >= size_bytes:
-        return
+    limit, others = limits.memlock, beside_bytes or 0
+    if limit is None or limit.left_bytes >= others + size_bytes:
+        return 0
     trial = (ceil_div(limit.left_bytes, mmap.PAGESIZE) + 1) * mmap.PAGESIZE
     if trial > most_bytes:
-        return
+        return min(size_bytes, max(trial - others, mmap.PAGESIZE))
     memory = mmap.mmap(-1, trial, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
     try:
         registrar.register(address, trial)
     except DeviceError as error:
-        start = f"{what}: {gib(size_bytes)} cannot be pinned, {gib(trial)} were refused ({error}): "
-        raise refused(start, [f"{limit}: {limit.raise_it}"], limit.left_bytes) from error
+        more = f" beside {gib(others)} of other pools" if others else ""
+        start = f"{what}: {gib(size_bytes)}{more} cannot be pinned, {gib(trial)} were refused "
+        fits = limit.left_bytes if beside_bytes is None else 0  # which of several pools gives way?
+        raise refused(f"{start}({error}): ", [f"{limit}: {limit.raise_it}"], fits) from error
     registrar.unregister(address)
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from hisparse.device.cuda import host_pages
@@ -11,6 +11,7 @@ from hisparse.device.cuda.host_pieces import Progress
 from hisparse.device.cuda.host_register import CudaRegistrar, try_memlock
 from hisparse.device.host_demand import check_pool
 from hisparse.device.host_limits import read_limits
+from hisparse.errors import DeviceError
 
 PIECE_BYTES_MIN = 32 << 20  # work beside pinning slows down as they get smaller
 _PIECES_OF_A_LAYER = 8  # of which the first step waits for one
@@ -32,16 +33,24 @@ def pinned_memory(
     layer_bytes: int = 0,
     on_progress: Callable[[Progress], object] | None = None,
     what: str = "host pool",
+    beside: Collection[HostMemory] = (),
 ) -> HostMemory:
     """A `HostMemory` for GPU `device_index`, near it, if machine, cgroups and memlock allow it.
 
-    Raises CapacityError that names the limit that does not, and how to raise it, and DeviceError
-    without CuPy or a GPU.
+    `beside` are the pools of this process that there are already: what of them is still to be
+    pinned counts against memlock too. Where a limit on locked memory is wider than a trial, returns
+    when more than it leaves is pinned.
+
+    Raises CapacityError that names the limit that does not, and how to raise it; DeviceError that
+    does if the driver finds it out on the way, and without CuPy or a GPU.
     """
-    registrar, limits = CudaRegistrar(device_index), read_limits()
+    on_the_way = [(pool, told) for pool in beside if (told := pool.progress()).state == "pinning"]
+    left = sum(told.total_bytes - told.registered_bytes for _, told in on_the_way)
+    others = left if beside else None
+    registrar, limits = CudaRegistrar(device_index), read_limits()  # of which no piece lacks now
     check_pool(limits, size_bytes, what)
-    try_memlock(registrar, limits, size_bytes, PIECE_BYTES, what)
-    return HostMemory(
+    tells = try_memlock(registrar, limits, size_bytes, PIECE_BYTES, what, beside_bytes=others)
+    memory = HostMemory(
         size_bytes,
         registrar,
         fill=fill,
@@ -50,8 +59,18 @@ def pinned_memory(
         piece_bytes=piece_bytes(layer_bytes),
         placement=host_pages.near_gpu(registrar.pci_bus_id, limits, size_bytes),
         on_progress=on_progress,
+        limits=read_limits,
         what=what,
     )
+    if tells:
+        try:
+            for pool, told in on_the_way:
+                pool.wait_pinned(told.total_bytes)
+            memory.wait_pinned(tells)
+        except DeviceError:
+            memory.release()
+            raise
+    return memory
 
 
 def pinning(pools: Iterable[HostMemory]) -> dict[str, Any]:
