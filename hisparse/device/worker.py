@@ -228,15 +228,15 @@ class HiSparseWorker:
         Returns everything that no command has said was taken in (so that a message that got lost
         is sent again by itself, and duplicates are inert at the scheduler); None if nothing is.
         A step's RETIRED comes after the COMPLETED of its restores. Raises InvariantViolation for
-        a fault that the device found in an earlier step.
+        a fault that the device found in an earlier step; what ended is then said by the next call.
         """
-        retired: list[int] = []
-        while self._steps and self.device.query(self._steps[0][1]):
-            retired.append(self._steps.popleft()[0])
+        ended = 0
+        while ended < len(self._steps) and self.device.query(self._steps[ended][1]):
+            ended += 1
         self.device.check()
         self.transfers.poll()
-        for step in retired:
-            self.acks.append(Ack(AckKind.RETIRED, step))
+        for _ in range(ended):
+            self.acks.append(Ack(AckKind.RETIRED, self._steps.popleft()[0]))
         return self.acks.pending()
 
     def _set_memory(self, level: int) -> None:

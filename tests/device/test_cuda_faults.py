@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
-from backends import plain, value
+from backends import hold, plain, value
 from device_rig import (
+    PAGE,
     PAGES,
     REQUESTS,
     SPAN,
@@ -21,6 +24,7 @@ from device_rig import (
 from graph_rig import GROUPS, STATES, TOP_K, Decode, fixed_rig, placed
 
 from hisparse.errors import InvariantViolation
+from hisparse.fsm.wire import AckKind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
@@ -42,7 +46,7 @@ def test_a_position_without_a_copy_gives_zeros_and_is_told_a_step_later():
             plain(rig.worker.gpu_pool)
             rig.worker.poll()
     rig.worker.poll()  # told once
-    assert sum(rig.device.faults.counts().values()) == len(rig.layers)
+    assert sum(rig.device.statistics()["faults"].values()) == len(rig.layers)
 
 
 @pytest.mark.parametrize("hot_region", [True, False])
@@ -73,6 +77,47 @@ def test_a_fault_is_found_in_a_replayed_graph_too():
     )
     with pytest.raises(InvariantViolation, match="always_readable: row 1, position 4, layer"):
         rig.device.synchronize()
+
+
+# -- one after the other --------------------------------------------------------------------------
+
+
+def test_a_device_that_told_a_fault_tells_the_next_and_waits_for_neither():
+    """Named by a copy that came with a step, while a kernel holds compute; the second is noted
+    behind the wipe that the first one's telling queued there."""
+    import torch
+
+    rig = fixed_rig()
+    rig.run_step(tables=placed(rig, STATES["all on the host"]))
+    for page in range(2):  # kernels are loaded
+        rig.begin()
+        rig.gather(step_rows([0, 1]), np.array([[page, 1, -1, -1]] * 2))
+        rig.end()
+    hold(rig.device, "compute")()
+    rig.device.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for position in (9, 5):  # of the third page, then of the second
+            rig.begin(tables=(host(1, position // PAGE, 0),))
+            rig.gather(step_rows([1]), np.array([[position, 1, -1, -1]]))
+            rig.end()
+            rig.run_step()
+            seen = rig.device.compute.record()
+            while not rig.device.query(seen):
+                time.sleep(0.001)
+            let_go = hold(rig.device, "compute")
+            held = rig.device.compute.record()
+            wanted = f"always_readable: row 1, position {position}, layer"
+            with pytest.raises(InvariantViolation, match=wanted):
+                rig.worker.poll()
+            retired = {a.ident for a in rig.worker.poll().acks if a.kind == AckKind.RETIRED}
+            waited = rig.device.query(held)
+            let_go()
+            assert not waited and rig.step in retired
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    rig.device.synchronize()
+    assert sum(rig.device.statistics()["faults"].values()) == 2 * len(rig.layers)
 
 
 # -- with checks on -------------------------------------------------------------------------------

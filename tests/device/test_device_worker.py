@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from backends import hold, plain, value
+from backends import closes, hold, plain, value
 from device_rig import (
     PAGE,
     ROW_BYTES,
@@ -23,6 +23,7 @@ from device_rig import (
 )
 
 from hisparse.device import open_device
+from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import (
     ConfigError,
     DeviceError,
@@ -230,6 +231,35 @@ def test_a_write_without_a_block_raises_in_stream_order():
     with pytest.raises(InvariantViolation, match=r"table_truth: row 0, position [4-7], layer 1"):
         rig.device.synchronize()
     assert (plain(rig.worker.handles[1].resident.array)[0] == 0).all()
+
+
+@on_both
+def test_every_worker_of_a_device_is_told_of_each_of_its_faults():
+    rig = Rig()
+    again = HiSparseWorker(rig.config, rig.device)
+    closes(again)
+    again.begin_step(SparseKVOffloadCommand(1, 1, 0, 1))
+    rig.begin(tables=(resident(0, 0, 1),))
+    for worker, position in ((rig.worker, 4), (rig.worker, 6), (again, 1), (rig.worker, 9)):
+        rows = step_rows([0], [position])
+        worker.handles[1].write(rows, contents(0, 1, [position]))
+        with pytest.raises(InvariantViolation, match=f"row 0, position {position}, layer 1"):
+            rig.device.synchronize()
+        rig.device.synchronize()  # once
+
+
+def test_a_fault_that_is_told_keeps_no_acknowledgement_back(monkeypatch):
+    rig = Rig()
+    rig.run_step()
+    rig.device.synchronize()
+    with monkeypatch.context() as patch, pytest.raises(InvariantViolation):
+        patch.setattr(rig.device, "check", tells)
+        rig.worker.poll()
+    assert kinds(rig.worker.poll()) == [("RETIRED", 1)]
+
+
+def tells():
+    raise InvariantViolation("content", "row 0, position 1, layer 0: told once")
 
 
 @on_both

@@ -32,7 +32,8 @@ def device_of(pools):
     stream = SimpleNamespace(staging=SimpleNamespace(waits=0))
     return SimpleNamespace(
         **dict.fromkeys(("_events", "launches", "copies", "_synchronizes"), 0),
-        **dict.fromkeys(("compute", "d2h", "h2d"), stream),
+        _streams=(stream,),
+        faults=SimpleNamespace(counts={}, lost=0),
         _pinned={pool.address: pool for pool in pools},
         _allocated={},
     )

@@ -1,14 +1,9 @@
-"""The ring of pinned memory that small arrays pass through, over a stream that a test drives.
-
-The stream is a queue; nothing of it happens before the test, or somebody who waits, says so. A
-reader that was queued finds what was put for it, however far behind the device is.
-"""
+"""The ring of pinned memory that small arrays pass through: a reader that was queued finds what was
+put for it, however far behind the device is."""
 
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +12,7 @@ from backends import stall
 from device_rig import Rig
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lagging_device import LaggingDevice
 
 from hisparse.device.cuda.streams import ALIGNMENT, QUARTERS, Staging
 
@@ -24,69 +20,34 @@ QUARTER = 8 * ALIGNMENT
 RING = QUARTERS * QUARTER
 
 
-class Pinned(bytearray):
-    """Host memory; gone once nobody holds it."""
-
-
-class LaggingStream:
-    """A FIFO of readers and events. `put` puts bytes of a number, and queues who reads them."""
+class Numbered:
+    """A ring; `put` puts bytes of a number, and queues who reads them."""
 
     def __init__(self):
-        self.queue, self.passed, self.numbers = deque(), 0, 0
-        self.memories = []  # (first address, end, weak reference)
-        stream = self
-
-        class Event:
-            def record(self, _):
-                self.at = stream.queued
-                stream.queue.append(lambda: None)
-
-            def query(self):
-                return self.at < stream.passed
-
-            def synchronize(self):
-                stream.run(self.at + 1 - stream.passed)
-
-        self.events = Event
-        device = SimpleNamespace(
-            cupy=SimpleNamespace(cuda=SimpleNamespace(alloc_pinned_memory=self.allocate)),
-            torch=SimpleNamespace(cuda=SimpleNamespace(Event=Event)),
-        )
-        self.ring = Staging(device, SimpleNamespace(torch=None), RING)
-
-    @property
-    def queued(self):
-        return self.passed + len(self.queue)
-
-    def allocate(self, size):
-        memory = Pinned(size)
-        first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self.memories.append((first, first + size, weakref.ref(memory)))
-        return memory
-
-    def memory_at(self, address, size):
-        """What is alive there; the allocator may have used an address before."""
-        at = (m for first, end, m in self.memories if first <= address and address + size <= end)
-        return next(m for m in at if m() is not None)
+        self.device, self.numbers = LaggingDevice(), 0
+        self.ring = Staging(self.device, SimpleNamespace(torch=None), RING)
+        self.first = self.device.memories[0][0]
 
     def put(self, size):
         self.numbers += 1
         array = np.full(size, self.numbers % 251 + 1, np.uint8)
         address = self.ring.put(array)
-        memory, content = self.memory_at(address, size), array.tobytes()
-        assert (address - self.memories[0][0]) % ALIGNMENT == 0 or size > QUARTER
+        memory, content = self.device.memory_at(address, size), array.tobytes()
+        assert (address - self.first) % ALIGNMENT == 0 or size > QUARTER
 
         def read():
             assert memory() is not None, "its memory was given back before it was read"
             assert ctypes.string_at(address, size) == content, f"{size} bytes, written over"
 
-        self.queue.append(read)
-        return address
+        self.device.queue.append(read)
 
-    def run(self, count):
-        for _ in range(min(count, len(self.queue))):
-            self.queue.popleft()()
-            self.passed += 1
+
+def filled():
+    """A ring of the smallest puts, of which nothing has happened."""
+    made = Numbered()
+    for _ in range(RING // ALIGNMENT):
+        made.put(ALIGNMENT)
+    return made
 
 
 edges = [n * QUARTER + d for n in (1, 4) for d in (-ALIGNMENT - 1, -ALIGNMENT, -1, 0, 1)]
@@ -103,52 +64,47 @@ puts = st.lists(st.tuples(sizes, st.integers(0, 3)), min_size=1, max_size=24)
 @example([(QUARTER + 1, 0), (QUARTER, 0)])
 def test_no_byte_is_written_over_before_its_reader_has_read_it(rounds):
     """Any sizes, again and again until the ring has come round three times."""
-    stream, put = LaggingStream(), 0
+    made, put = Numbered(), 0
     while put < 3 * RING:
         for size, happens in rounds:
-            stream.put(size)
-            stream.run(happens)
+            made.put(size)
+            made.device.run(happens)
             put += ALIGNMENT if size > QUARTER else max(size, ALIGNMENT)
-    stream.run(stream.queued)
+    made.device.run()
 
 
 @given(puts)
 def test_a_stream_that_keeps_up_is_never_waited_for(rounds):
-    stream = LaggingStream()
+    made = Numbered()
     for size, _ in 8 * rounds:
-        stream.put(size)
-        stream.run(3)
-    assert stream.ring.waits == 0
+        made.put(size)
+        made.device.run()
+    assert made.ring.waits == 0
 
 
-def test_three_quarters_are_put_before_anything_waits():
-    stream = LaggingStream()
-    for _ in range(RING // ALIGNMENT):
-        stream.put(ALIGNMENT)
-    assert stream.ring.waits == 0 and stream.passed == 0
-    stream.put(ALIGNMENT)  # back in the first: whose readers are waited for, and no others
-    assert stream.ring.waits == 1 and stream.passed == QUARTER // ALIGNMENT + 1
+def test_back_in_the_first_quarter_its_readers_are_waited_for_and_no_others():
+    made = filled()
+    assert made.ring.waits == 0 and made.device.passed == 0
+    made.put(ALIGNMENT)
+    assert made.ring.waits == 1 and made.device.passed == QUARTER // ALIGNMENT + 1  # and the event
 
 
 def test_after_a_wait_that_failed_the_next_put_waits(monkeypatch):
-    stream = LaggingStream()
-    for _ in range(RING // ALIGNMENT):
-        stream.put(ALIGNMENT)
+    made = filled()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(stream.events, "synchronize", lambda _: 1 / 0)
-        stream.put(ALIGNMENT)
-    stream.put(ALIGNMENT)
-    stream.run(stream.queued)
+        patch.setattr(made.device.event_type, "synchronize", lambda _: 1 / 0)
+        made.put(ALIGNMENT)
+    made.put(ALIGNMENT)
+    made.device.run()
 
 
 @pytest.mark.parametrize("size", [QUARTER + 1, 3 * RING])
 def test_memory_of_a_large_array_is_given_back_once_it_was_read(size):
-    stream = LaggingStream()
+    made = Numbered()
     for _ in range(12):
-        stream.put(size)
-        stream.run(2)
-    alive = [end - first for first, end, memory in stream.memories[1:] if memory() is not None]
-    assert len(alive) <= 2
+        made.put(size)
+        made.device.run()
+    assert sum(memory() is not None for _, _, memory in made.device.memories[1:]) <= 2
 
 
 @pytest.mark.gpu

@@ -44,7 +44,7 @@ def test_what_is_told_later_gave_zeros_and_left_the_rest_alone():
     assert (got[0, :2] == contents(0, 1, [5, 2])).all() and not got[0, 2:].any()
     with pytest.raises(InvariantViolation, match="always_readable"):
         rig.device.synchronize()
-    assert sum(rig.device.faults.counts().values()) == 2 * len(rig.layers)
+    assert sum(rig.device.statistics()["faults"].values()) == 2 * len(rig.layers)
 
 
 @pytest.mark.usefixtures("backend")

@@ -63,13 +63,14 @@ class CudaDevice:
         self.d2h = CudaStream(self, "d2h")
         self.h2d = CudaStream(self, "h2d")
         self.side = CudaStream(self, "side")
+        self._streams = (self.compute, self.d2h, self.h2d, self.side)
         self.running = self.compute
         with self.compute.current():
             self.faults = FaultRecord(self)
         self.kernels = CudaKernels(self)
         self._pinned: dict[int, HostMemory] = {}  # by address
         self._allocated: dict[int, GpuMemory] = {}  # by address
-        streams = [stream.torch for stream in (self.compute, self.d2h, self.h2d, self.side)]
+        streams = [stream.torch for stream in self._streams]
         dropped = (streams, self._pinned, self._allocated)
         self._dropped = weakref.finalize(self, _give_back, *dropped)
         self._dropped.atexit = False  # of a process that ends the driver takes it
@@ -240,20 +241,21 @@ class CudaDevice:
         return bool(cast(CudaEvent, event).made.query())
 
     def synchronize(self, target: backend.Stream | backend.Event | None = None) -> None:
-        """Block; then raise InvariantViolation for what the device found wrong by then."""
+        """Block; then raise InvariantViolation for what the device found wrong by then, where it
+        blocked for all of compute: else for what of it has come to the host."""
         self._synchronizes += 1
         if isinstance(target, CudaEvent):
             target.made.synchronize()
-            self.faults.check()
-            return
-        if isinstance(target, CudaStream):
+        elif isinstance(target, CudaStream) and target is not self.compute:
             target.torch.synchronize()
-            if target is self.compute:  # fetches that a step left behind, as it failed midway
-                self.side.torch.synchronize()
         else:
-            for stream in (self.compute, self.d2h, self.h2d, self.side):
+            # Side has fetches that a step left behind, as it failed midway.
+            streams = (self.compute, self.side) if target else self._streams
+            for stream in streams:
                 stream.torch.synchronize()
-        self.faults.check_now()
+            self.faults.check_now()
+            return
+        self.faults.check()
 
     def close_step(self) -> None:
         self.compute.enqueue(self.faults.copy_out)
@@ -263,17 +265,18 @@ class CudaDevice:
 
     def statistics(self) -> dict[str, Any]:
         """Events made, kernels and copies that ops queued (replays of graphs are not seen here),
-        synchronize calls, waits for room in the staging ring, bytes of pools, and how far the
-        pinning of host pools is (`pinned.pinning`)."""
+        synchronize calls, waits for room in the staging rings, bytes of pools, faults of all steps
+        that it has told of (`faults.FaultRecord`), and how far the pinning of host pools is
+        (`pinned.pinning`)."""
         pinned = sum(memory.array.nbytes for memory in self._pinned.values())
         return {
             "events": self._events,
             "launches": self.launches,
             "copies": self.copies,
             "synchronizes": self._synchronizes,
-            "staging_waits": sum(
-                stream.staging.waits for stream in (self.compute, self.d2h, self.h2d)
-            ),
+            "staging_waits": sum(stream.staging.waits for stream in self._streams),
+            "faults": dict(self.faults.counts),
+            "lost_entries": self.faults.lost,
             "allocated_bytes": pinned + sum(m.size_bytes for m in self._allocated.values()),
             **pinning(self._pinned.values()),
         }

@@ -4,6 +4,11 @@ Kernels note the first fault (``kernels/faults.cuh``) and go on. After each step
 copied to pinned memory behind the step's work, and read once an event says that it is there: a step
 or more later, and without waiting. It says what the `cpu` backend says, by the same invariants'
 names.
+
+Whoever was told of a fault is told of the next one too: telling queues a wipe of it on compute,
+where all work that notes faults is, so nothing can be noted while it is wiped. Copies that were
+queued before the wipe are of what was told. What was noted between a fault and its wipe is counted
+and not named; counts are never wiped.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hisparse.device.checks import BEYOND, NO_COPY, OTHER_BYTES, POISONED, UNWRITTEN
 from hisparse.errors import ConfigError, InvariantViolation
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
     from hisparse.device.cuda.device import CudaDevice
 
 _WORDS = 16  # struct Faults, and behind it four words a group
+_FIRST = 5  # of these, the first fault; the others count
 GROUPS_MAX = 256
 _SLOTS = 16  # copies under way; a step that finds none leaves it to the next
 _KINDS = {  # enum Fault
@@ -31,23 +38,32 @@ _KINDS = {  # enum Fault
     6: ("content", OTHER_BYTES),
     7: ("content", POISONED),
 }
+_I32 = npt.NDArray[np.int32]
 
 
 class FaultRecord:
-    """The first fault of a device, and counts of each kind; what resolves count as lost."""
+    """The first fault that was not told, and counts of each kind; what resolves count as lost.
+
+    `counts` and `lost` are those of all workers of the device so far, by the last copy that was
+    read: entries by invariant and reason, and selected entries that a resolve found no copy of.
+    """
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         cupy = device.cupy
         self._record = cupy.zeros((_WORDS + 4 * GROUPS_MAX,), cupy.int32)
+        self._first = self._record[:_FIRST]
         size = self._record.nbytes
         self._memory = cupy.cuda.alloc_pinned_memory(_SLOTS * size)
         words = np.frombuffer(self._memory, np.int32, _SLOTS * size // 4)
         self._copies = words.reshape(_SLOTS, -1)
-        self._under_way: deque[tuple[Any, int]] = deque()
+        self._under_way: deque[tuple[Any, int, int]] = deque()  # event, slot, number
         self._next = self._groups = 0
+        self._copied = 0  # copies queued so far, which is the number of the next
+        self._wiped = 0  # the first copy that was queued behind the last wipe
         self._owners: list[str] = []
-        self._told = False
+        self.counts: dict[str, int] = {}
+        self.lost = 0
 
     @property
     def address(self) -> np.uint64:
@@ -78,42 +94,37 @@ class FaultRecord:
         runtime.memcpyAsync(slot.ctypes.data, self._record.data.ptr, size, kind, stream.cupy.ptr)
         event = self._device.torch.cuda.Event()
         event.record(stream.torch)
-        self._under_way.append((event, self._next))
+        self._under_way.append((event, self._next, self._copied))
         self._next = (self._next + 1) % _SLOTS
+        self._copied += 1
 
     def check(self) -> None:
-        """Raise what has arrived, once. Never blocks."""
+        """Raise what has arrived, each fault once. Never blocks."""
         while self._under_way and self._under_way[0][0].query():
-            _, slot = self._under_way.popleft()
-            self._tell(self._copies[slot])
+            _, slot, number = self._under_way.popleft()
+            self._tell(self._copies[slot], number)
 
     def check_now(self) -> None:
-        """Raise what is there. The device has to be idle."""
+        """Raise what is there, each fault once. Compute has to be idle."""
         self.check()
-        self._tell(self._record.get())
+        self._tell(self._record.get(), self._copied)
 
-    def counts(self) -> dict[str, int]:
-        """How many of each kind, by invariant and reason. Synchronises."""
-        record = self._record.get().view(np.uint32)
-        return {
-            f"{name}: {why}": int(record[5 + kind])
-            for kind, (name, why) in _KINDS.items()
-            if record[5 + kind]
-        }
-
-    def _tell(self, record: np.ndarray) -> None:
-        if self._told:
-            return
-        _, kind, row, owner, position = (int(x) for x in record[:5])
+    def _tell(self, record: _I32, number: int) -> None:
+        """Raise what copy `number` says and none before it did."""
+        _, kind, row, owner, position = (int(x) for x in record[:_FIRST])
+        words = record[_FIRST:_WORDS].view(np.uint32)
+        self.counts = {": ".join(what): int(words[k]) for k, what in _KINDS.items() if words[k]}
         lost = int(record[_WORDS:].view(np.uint64)[1::2].sum())
-        self._told = bool(kind or lost)
-        if kind:
+        newly_lost, self.lost = lost - self.lost, lost
+        if kind and number >= self._wiped:
+            self._wiped = self._copied
+            self._device.compute.enqueue(lambda: self._device.wipe(self._first, 0))
             name, why = _KINDS[kind]
             raise InvariantViolation(
                 name, f"row {row}, position {position}, {self._owners[owner]}: {why}"
             )
-        if lost:  # by who asks where rows are and does not copy them, without checks
+        if newly_lost:  # by who asks where rows are and does not copy them, without checks
             name, why = _KINDS[1]
             raise InvariantViolation(
-                name, f'{lost} selected entries: {why}; checks="on" names the first'
+                name, f'{newly_lost} selected entries: {why}; checks="on" names the first'
             )

@@ -1,7 +1,9 @@
 // What the device found wrong: the first fault, for the host to tell, and how many of each kind.
 //
 // Nothing on the device waits for the host and nothing is thrown: who finds a fault notes it and goes on
-// with zeros, never with stale bytes. The host copies the record out after each step (faults.py).
+// with zeros, never with stale bytes. The host copies the record out after each step, and wipes what it has
+// told, but for the counts (faults.py). Whoever notes is on the compute stream, as are copy and wipe: so who
+// reads `kind` finds the rest of the fault too.
 #pragma once
 
 enum Fault {

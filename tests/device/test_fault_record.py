@@ -1,0 +1,112 @@
+"""The record of faults over a stream that lags: each fault that the host was told of makes room for
+the next, and none is told twice, however late its copies arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from lagging_device import LaggingDevice
+
+from hisparse.device.cuda.faults import FaultRecord
+from hisparse.errors import InvariantViolation
+
+
+class Noted:
+    """A record, and kernels that note faults in it as `note_fault` does: each at its own row."""
+
+    def __init__(self):
+        self.device, self.rows = LaggingDevice(), 0
+        self.record = FaultRecord(self.device)
+        self.owner = int(self.record.code("layer 0"))
+        self.claims = []  # rows of the faults that found the record free
+        self.told = []
+
+    def note(self, kind=4):
+        self.rows += 1
+        words, row = self.record._record, self.rows
+
+        def kernel():
+            words[5 + kind] += 1
+            if not words[0]:
+                words[:5] = 1, kind, row, self.owner, 7
+                self.claims.append(row)
+
+        self.device.queue.append(kernel)
+
+    def ask(self, how):
+        """`check` or `check_now`; what it raises is told."""
+        if how == "check_now":
+            self.device.run()
+        try:
+            getattr(self.record, how)()
+        except InvariantViolation as error:
+            self.told.append(int(str(error).split("row ")[1].split(",")[0]))
+            return True
+        return False
+
+
+acts = st.lists(
+    st.sampled_from(["note", "step", "check", "check", "check_now"]) | st.integers(1, 3),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(acts)
+def test_what_found_the_record_free_is_told_once_and_in_turn(acts):
+    noted = Noted()
+    for act in acts:
+        if act == "note":
+            noted.note()
+        elif act == "step":
+            noted.record.copy_out()
+        elif isinstance(act, int):
+            noted.device.run(act)
+        else:
+            noted.ask(act)
+    noted.ask("check_now")
+    noted.ask("check_now")  # where a copy was told, what came behind its wipe
+    assert noted.told == noted.claims and not noted.ask("check_now")
+    noted.device.run()
+    noted.note()
+    assert noted.ask("check_now") and noted.told[-1] == noted.rows, "there is room for the next"
+    assert sum(noted.record.counts.values()) == noted.rows, "all are counted, told or not"
+
+
+def test_a_fault_a_step_is_told_step_after_step():
+    """The host is two steps behind: what a fault hides until it is told is counted."""
+    noted = Noted()
+    for _ in range(12):
+        noted.note()
+        noted.record.copy_out()
+        noted.device.run(len(noted.device.queue) - 6)
+        noted.ask("check")
+    assert len(noted.told) >= 3 and noted.told == sorted(set(noted.told))
+
+
+def test_more_steps_under_way_than_there_is_room_for_lose_no_fault():
+    noted = Noted()
+    for step in range(40):
+        if step == 35:
+            noted.note()
+        noted.record.copy_out()
+    noted.device.run()
+    assert not noted.ask("check")
+    noted.record.copy_out()
+    noted.device.run()
+    assert noted.ask("check") and not noted.ask("check")
+
+
+def test_entries_that_were_lost_are_told_as_many_as_were_not_yet():
+    noted = Noted()
+    counters = noted.record.counters()
+    assert counters.dtype == np.uint64 and len(counters) == 2
+    said = []
+    for more in (3, 0, 2):
+        counters[1] += more
+        try:
+            noted.record.check_now()
+        except InvariantViolation as error:
+            said.append(str(error).split()[1])
+    assert said == ["3", "2"] and noted.record.lost == 5
