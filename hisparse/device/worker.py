@@ -239,6 +239,18 @@ class HiSparseWorker:
             self.acks.append(Ack(AckKind.RETIRED, self._steps.popleft()[0]))
         return self.acks.pending()
 
+    def host_writes(self) -> Event:
+        """A point behind every write of the host tiers that is queued by now: spills, write-backs,
+        indexer pages stored, poison. Never blocks.
+
+        Who reads these with the CPU, and not just a page whose copy was COMPLETED and that nothing
+        was told to write since, waits for it: ``device.synchronize(event)``, or asks
+        ``device.query(event)``. Raises UsageError if closed.
+        """
+        if self._closed:
+            raise UsageError(f"rank {self.rank}: host_writes() of a worker without pools: closed")
+        return self.device.d2h.record()  # the stream of all who write there
+
     def _set_memory(self, level: int) -> None:
         """Sleep (1: the GPU pool, 2: the host tiers too) or wake (0). Addresses, views and tables
         stay; content goes. A worker that began while others slept is awake already."""

@@ -14,8 +14,8 @@ back by a kernel of few blocks, since compute waits for them and a launch is que
 than a batch; the same kernel copies between GPU blocks (docs/cuda.md has the figures). A way that
 cannot go as it should, for want of a batched copy or of whole 16-byte chunks, goes the other way.
 
-The CPU may read a host page once its copy is acknowledged as COMPLETED: that `TransferQueue` says
-when an event has passed that it recorded behind the call.
+The CPU may read a host page once its copy was acknowledged as COMPLETED, until a command says to
+write it; what is queued by now `HiSparseWorker.host_writes` tells apart.
 """
 
 from __future__ import annotations
