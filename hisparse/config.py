@@ -37,11 +37,15 @@ __all__ = [
     "SuffixConfig",
     "ceil_div",
     "check_capacity",
+    "check_sizes",
     "recorded_config",
 ]
 
 GIB = 1 << 30
 HOST_ALIGNMENT_BYTES = 256
+SIZE_MAX = (1 << 31) - 1  # of ids and counts: tables hold them in 32 bits
+PAGE_BYTES_MAX = 1 << 40
+REQUEST_PAGES_MAX = 1 << 24
 RESIDENT = "resident"  # the policy that has no host tier
 
 
@@ -154,9 +158,44 @@ class HiSparseConfig(Section):
         return min(pages, self.backed_pages) + ceil_div(pages, self.index_pages_per_block)
 
 
+def check_sizes(config: HiSparseConfig) -> HiSparseConfig:
+    """Refuse sizes that no machine has: what follows from the others can be computed with. Raises
+    CapacityError, which names every one."""
+    sections = {name: getattr(config, name) for name in type(config).model_fields}
+    sizes = {
+        f"{name}.{field}": value
+        for name, section in sections.items()
+        if isinstance(section, Section)
+        for field, value in section
+        if isinstance(value, int)
+    }
+    reasons = [
+        f"{path}={value} must be at most {SIZE_MAX}"
+        for path, value in sizes.items()
+        if value > SIZE_MAX
+    ]
+    if not reasons and config.page_bytes > PAGE_BYTES_MAX:
+        reasons.append(
+            f"pools.page_size={config.pools.page_size} rows of layout.row_bytes="
+            f"{config.layout.row_bytes} in {config.layout.layers} layers are {config.page_bytes} B "
+            f"a page, which must be at most {PAGE_BYTES_MAX}: lower either"
+        )
+    if not reasons and config.max_pages > REQUEST_PAGES_MAX:
+        reasons.append(
+            f"schedule.max_model_len={config.schedule.max_model_len} are {config.max_pages} pages "
+            f"of pools.page_size={config.pools.page_size}, must be at most {REQUEST_PAGES_MAX}: "
+            "lower the former, or raise the latter"
+        )
+    if reasons:
+        raise CapacityError("; ".join(reasons))
+    return config
+
+
 def check_capacity(config: HiSparseConfig) -> HiSparseConfig:
-    """Refuse pools that cannot hold one request of `max_model_len`. Raises CapacityError, which
-    names every pool that is too small, with the size that would do."""
+    """Refuse pools that cannot hold one request of `max_model_len`, and sizes that no machine has
+    (`check_sizes`). Raises CapacityError, which names every pool that is too small, with the size
+    that would do."""
+    check_sizes(config)
     tokens = config.schedule.max_model_len
     reasons: list[str] = []
     fixes: dict[str, object] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from hisparse.config import HiSparseConfig, check_capacity
+from hisparse.config import HiSparseConfig, check_capacity, check_sizes
 from hisparse.config_packing import packed
 from hisparse.errors import CapacityError, ConfigError
 
@@ -47,7 +47,8 @@ def checked_config(
     fixes: dict[str, object] = {}
     while True:
         try:
-            config = packed(HiSparseConfig.model_validate(with_fixes(data, fixes)))
+            config = check_sizes(HiSparseConfig.model_validate(with_fixes(data, fixes)))
+            config = packed(config)
             check_capacity(config)
         except ValidationError as error:
             told, known = _joined(faults_of(error, HiSparseConfig, origins or {}))

@@ -28,6 +28,7 @@ from hisparse.fsm.codec import Codec
 from hisparse.fsm.events import EVENT_TYPES
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_open import open_log
+from hisparse.fsm.state_size import check_state
 from hisparse.kv.admission import never_fits
 from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.kv.prefix import PageHasher
@@ -49,6 +50,8 @@ class SchedulerConnector(StepChecks):
         self, config: HiSparseConfig | Mapping[str, Any], *, log: EventLog | None = None
     ) -> None:
         self.config = usable_config(config)
+        if log is None and self.config.log.mode == "disk":
+            check_state(self.config)
         opened = self._opened(log)
         try:
             coordinator = HiSparseCoordinator(self.config, opened)

@@ -30,7 +30,7 @@ from hisparse.connector.arrays import StepArrays
 from hisparse.connector.base import KVConnectorRole
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.connector.plan import StepPlan
-from hisparse.errors import ConfigError, UsageError
+from hisparse.errors import CapacityError, ConfigError, UsageError
 from hisparse.kv.validate import is_count
 
 if TYPE_CHECKING:
@@ -75,15 +75,23 @@ class WorkerConnector(HiSparseConnector):
             )
         self._sizes = agreed(self.config)
         self.device: Device = as_device(device)
-        worker = HiSparseWorker(
-            self.config,
-            self.device,
-            rank=rank,
-            worker_epoch=worker_epoch,
-            at_seq=at_seq,
-            sink=sink,
-            copy_fault=copy_fault,
-        )
+        try:
+            worker = HiSparseWorker(
+                self.config,
+                self.device,
+                rank=rank,
+                worker_epoch=worker_epoch,
+                at_seq=at_seq,
+                sink=sink,
+                copy_fault=copy_fault,
+            )
+        except MemoryError as error:
+            raise CapacityError(
+                f"tables and replacement state of this rank do not fit this machine ({error}): "
+                f"lower schedule.max_requests={self.config.schedule.max_requests}, "
+                f"schedule.max_model_len={self.config.schedule.max_model_len} or "
+                f"policy.hot_rows={self.config.policy.hot_rows}"
+            ) from error
         super().__init__(KVConnectorRole.WORKER, worker=worker)
         self._plan: StepPlan | None = None
         self._written: set[int] = set()  # layers, in this step

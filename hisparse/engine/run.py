@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, cast
 
 from hisparse.backend import HiSparseBackend
-from hisparse.config import HiSparseConfig, ceil_div
+from hisparse.config import HiSparseConfig, ceil_div, check_sizes
 from hisparse.config_check import checked_config
 from hisparse.config_packing import packed
 from hisparse.device import open_device
@@ -46,6 +46,7 @@ from hisparse.fsm.log import EventLog
 from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_open import open_log
 from hisparse.fsm.snapshot import snapshot
+from hisparse.fsm.state_size import check_state
 
 Progress = Callable[[str, int, int], None]
 BuildModel = Callable[[RunConfig, int], Model]  # (options, positions that it must accept)
@@ -86,7 +87,7 @@ def build_config(config: RunConfig, model: Model, longest: int) -> HiSparseConfi
     sized = partial(sections_of, config, model.layout, longest=longest)
     if config.gpu_blocks is not None:
         return checked_config(sized(config.gpu_blocks))
-    probe = packed(HiSparseConfig.model_validate(sized(2)))
+    probe = packed(check_sizes(HiSparseConfig.model_validate(sized(2))))
     pages = ceil_div(longest, config.page_size)
     resident = pages + ceil_div(pages, probe.index_pages_per_block) + 1
     return checked_config(sized(max(resident, probe.steady_blocks(longest) + 1)))
@@ -129,6 +130,8 @@ class Job:
         longest = max(len(work.prompt) + work.max_new for work in self.workload)
         self.model = build(config, longest + config.spec)  # drafts may lie behind the last token
         self.hisparse = build_config(config, self.model, longest)
+        if self.hisparse.log.mode == "disk":
+            check_state(self.hisparse)
         self.aborts = choose_some(self.workload, "aborts", config.abort_rate, config.seed)
         rate = config.preempt_rate
         self.preemptions = choose_some(self.workload, "preemptions", rate, config.seed)

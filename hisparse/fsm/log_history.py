@@ -35,9 +35,9 @@ from hisparse.fsm.log_segment import Segment, segment_numbers
 from hisparse.fsm.log_snapshots import Snapshots
 from hisparse.fsm.snapshot import restore
 from hisparse.fsm.state import State, state_bytes
+from hisparse.fsm.state_size import MAX_STATE_BYTES
 
 STREAM = "scheduler"
-MAX_STATE_BYTES = 1 << 30  # that a log's own configuration may ask for
 _STEP_KIND = StepPlanned.__struct_config__.tag
 
 

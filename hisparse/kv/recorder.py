@@ -19,6 +19,7 @@ from hisparse.fsm.invariants import Checker
 from hisparse.fsm.log import EventLog
 from hisparse.fsm.metrics import Metrics
 from hisparse.fsm.state import Key, State, digest
+from hisparse.fsm.state_size import fresh_state
 from hisparse.kv.decision import Decision, T
 from hisparse.kv.policies import resolve
 
@@ -44,7 +45,7 @@ class Recorder:
             log.claim()
         self.config = config
         self.log = log
-        self.state = State(config) if recovered is None else recovered
+        self.state = fresh_state(config) if recovered is None else recovered
         self._broken: Exception | None = None
         self._rewound: dict[Key, ev.RequestRewound] = {}  # not told to the engine yet
         self.metrics = Metrics(config)

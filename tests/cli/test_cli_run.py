@@ -277,3 +277,15 @@ def test_help_shows_the_defaults_of_the_config():
     config = RunConfig()
     assert f"attention reads. [default: {config.top_k}]" in text
     assert f"Tokens a page. [default: {config.page_size}]" in text
+
+
+def test_a_log_that_nobody_would_read_again_is_not_begun(tmp_path):
+    sizes = ("--page-size", 1, "--host-pool-gib", 8, "--log", tmp_path / "log")
+    told = error_of(call("run", "--requests", 2, "--scale", 0.01, *sizes))
+    assert "is not read again" in told and "host pages" in told
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_host_pool_larger_than_the_machine_is_refused():
+    told = error_of(call("run", "--requests", 2, "--scale", 0.01, "--host-pool-gib", 90_000))
+    assert "--host-pool-gib=90000" in told

@@ -23,11 +23,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from hisparse.config import GIB
 from hisparse.device import backend
 from hisparse.device.backend import Op
 from hisparse.device.cpu.kernels import CpuKernels
 from hisparse.device.plan import Pending
-from hisparse.errors import ConfigError, DeviceError, UsageError
+from hisparse.errors import CapacityError, ConfigError, DeviceError, UsageError
 
 
 class SimEvent:
@@ -148,7 +149,14 @@ class SimDevice:
 
     # -- memory ----------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
-        memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, MemoryError, OverflowError) as error:
+            raise CapacityError(
+                f"cpu: a pool of {size_bytes / GIB:.4g} GiB is more than this machine gives "
+                f"({error}): lower pools.gpu_blocks, pools.index_pages_per_block, "
+                "pools.host_pool_gib or suffix.gib, whichever asks for it"
+            ) from None
         array = np.frombuffer(memory, dtype=np.uint8, count=size_bytes)
         if fill:
             array[:] = fill
