@@ -9,7 +9,7 @@ HiSparseError
 ├── InvariantViolation   a named invariant that does not hold
 ├── ProtocolError        a command or acknowledgement out of order between scheduler and worker
 ├── LogError             a log that cannot be written, read or trusted
-├── LogDamage            a place of a log that damage, or events its writer dropped, lie before
+├── LogDamage            a place of a log that damage, or events that it says it lacks, lie before
 ├── DeviceError          a backend that is missing, refused or failed
 └── UsageError           a call that the library's contract forbids at that point
 """
@@ -98,7 +98,7 @@ class LogError(HiSparseError):
 
 
 class LogDamage(LogError):
-    """Damage, or events that a writer dropped, lie before what was asked for: it is lost."""
+    """Damage, or events that a log says it lacks, lie before what was asked for: it is lost."""
 
 
 class DeviceError(HiSparseError):

@@ -1,7 +1,7 @@
 """`hisparse check`: every invariant that a log can show, after every event. No torch, no GPU.
 
 Reads the scheduler's stream, and each rank's stream for the order of its device accesses. Prints
-the witness of each violation. Exits 0 if all holds; 1 for a violation, damage, or dropped events,
+the witness of each violation. Exits 0 if all holds; 1 for a violation, damage, or lacking events,
 behind which nothing is checked; 3 for a torn tail.
 """
 
@@ -33,8 +33,8 @@ WITNESSES = 10  # violations whose witness is searched for
 def check(directory: Path, as_json: bool) -> int:
     """Check the log in DIRECTORY and print what does not hold, with the events that show it.
 
-    Behind events that the writer dropped it goes on at the next snapshot. Exits 1 for a violation,
-    for damage, or for dropped events with no snapshot behind them; 3 for what it could read past.
+    Behind events that the log lacks it goes on at the next snapshot. Exits 1 for a violation,
+    for damage, or for such events with no snapshot behind them; 3 for what it could read past.
 
     Example: hisparse check runs/one --json
     """
@@ -161,7 +161,7 @@ def as_text(report: dict[str, Any]) -> str:
     lines.append(f"not checked  {rest}")
     for gap in report["resumed"]:
         lines.append(
-            f"not judged   events {gap['after_seq'] + 1} to {gap['seq']}: dropped, and what"
+            f"not judged   events {gap['after_seq'] + 1} to {gap['seq']}: lacking, and what"
         )
         lines[-1] += " follows up to the next snapshot"
     for violation in report["violations"]:

@@ -34,7 +34,7 @@ def diff(first: str, second: str, as_json: bool) -> int:
     """Print the first event at which two logs part, and the difference of their states. A PLACE is
     SEQ, step:N or last; with one directory twice, the states at its two places are compared.
 
-    Exits 0 whether they differ or not; 1 where damage, 3 where a torn tail or dropped events hide
+    Exits 0 whether they differ or not; 1 where damage, 3 where a torn tail or lacking events hide
     a part of a log.
 
     Example: hisparse diff runs/one@step:9 runs/one@step:12

@@ -1,7 +1,7 @@
 """`hisparse export`: a log in another tool's format. No torch; the log is only read.
 
 Data goes to OUT, or (jsonl) to stdout. A file appears whole or not at all, for its owner only.
-Exits 0; 1 for damage, or for dropped events that a trace cannot cross; 3 for a torn tail or dropped
+Exits 0; 1 for damage, or for lacking events that a trace cannot cross; 3 for a torn tail or dropped
 events: what was readable is exported.
 """
 

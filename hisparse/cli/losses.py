@@ -3,8 +3,8 @@ keys, and turned into the same exit code.
 
 code    what was lacking
 0       nothing before the place that was asked about; what lies behind it is noted
-1       damage, or dropped events that a fold cannot cross: what lies behind was not read
-3       a torn tail, or dropped events that were read past: all that is there was read
+1       damage, or lacking events that a fold cannot cross: what lies behind was not read
+3       a torn tail, or lacking events that were read past: all that is there was read
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lost(loss: Loss | None) -> dict[str, Any] | None:
 
 
 def dropped(gaps: Iterable[Gap]) -> list[dict[str, Any]]:
-    """What a writer dropped, for JSON."""
+    """What a log says it lacks, for JSON."""
     return [msgspec.structs.asdict(gap) for gap in gaps]
 
 

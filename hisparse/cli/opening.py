@@ -91,7 +91,7 @@ class History:
 
     def state_at(self, where: str, *, read: bool = False) -> State:
         """The state there. ``last`` is the last that can be known: before damage, and before
-        dropped events that no snapshot takes up. Raises as `LogHistory.state_at`.
+        lacking events that no snapshot takes up. Raises as `LogHistory.state_at`.
 
         Args:
             read: as `read_to`: no damage may lie before it, even if a snapshot lies behind that.

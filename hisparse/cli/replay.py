@@ -31,8 +31,8 @@ def replay(directory: Path, where: str, watched: str | None, as_json: bool) -> i
     With --watch, print instead each event that changed that id, and what it changed.
 
     Exits 3 if the log ends in a torn tail (what is printed is the state before it), or if its
-    writer dropped events and the state is taken up at a snapshot behind them; 1 if damage or
-    dropped events hide the end: what is printed is the last state that can be known.
+    log lacks events and the state is taken up at a snapshot behind them; 1 if damage or
+    lacking events hide the end: what is printed is the last state that can be known.
 
     Example: hisparse replay runs/one --at step:9 --json
     """

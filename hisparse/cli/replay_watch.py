@@ -36,7 +36,7 @@ def replay_watch(directory: Path, watched: str, where: str, as_json: bool) -> in
 
 
 class _Followed:
-    """The events up to the first that were dropped: what was done there is not known."""
+    """The events up to the first that are lacking: what was done there is not known."""
 
     def __init__(self, history: History, upto: int) -> None:
         self._history, self._upto, self.last = history, upto, 0

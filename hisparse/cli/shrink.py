@@ -1,7 +1,7 @@
 """`hisparse shrink`: the smallest pytest scenario that still shows a log's violation. No torch.
 
 The file goes to stdout. Exits 1 with a scenario, for a violation was found; 0 if nothing is
-violated, and 3 or 1 if that holds only up to a torn tail, or to damage or dropped events.
+violated, and 3 or 1 if that holds only up to a torn tail, or to damage or lacking events.
 """
 
 from __future__ import annotations

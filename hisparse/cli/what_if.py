@@ -89,7 +89,7 @@ def what_if(
     equals the log.
 
     Exits 1 if a variant violates an invariant, 3 if the log ends in a torn tail, 1 where damage or
-    dropped events hide a part of it: then what lies before that is replayed.
+    lacking events hide a part of it: then what lies before that is replayed.
 
     Example: hisparse what-if runs/one --host-pool-gib 0.05,0.1,0.2 --gpu-blocks 100:300:50
     """

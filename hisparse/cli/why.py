@@ -26,7 +26,7 @@ KINDS = {"block": "block", "host-page": "page", "request": "request", "transfer"
 def why(directory: Path, kind: str, ident: str, where: str, as_json: bool) -> int:
     """Print the chain of events that led to the state of ID, newest first, each above its cause.
 
-    Exits 1 where damage, 3 where a torn tail or dropped events hide a part of it.
+    Exits 1 where damage, 3 where a torn tail or lacking events hide a part of it.
 
     Example: hisparse why runs/one host-page 7 --at step:20
     """

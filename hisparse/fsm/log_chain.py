@@ -19,19 +19,12 @@ import msgspec
 
 from hisparse.errors import LogError
 from hisparse.fsm.codec import Body, SegmentHeader, encode_frames
-from hisparse.fsm.events import LogGap
 from hisparse.fsm.log_files import Disk
+from hisparse.fsm.log_gap import gap_body
 from hisparse.fsm.log_seal import seal
 from hisparse.fsm.log_writer import Recovered, SegmentWriter
 
 HeaderOf = Callable[[int, int], SegmentHeader]  # of (number, first_seq)
-
-
-def gap_body(after_seq: int, reason: str) -> Body:
-    """A LogGap as a frame's kind and body, whatever events the log's codec knows."""
-    kind = LogGap.__struct_config__.tag
-    assert isinstance(kind, int)
-    return kind, msgspec.msgpack.encode(LogGap(0, after_seq, reason))
 
 
 class SegmentChain:

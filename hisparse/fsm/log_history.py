@@ -29,6 +29,7 @@ from hisparse.fsm.codec import Codec, Frame, LoggedEvent, SegmentHeader, Unknown
 from hisparse.fsm.events import EVENT_TYPES, LogGap, StepPlanned
 from hisparse.fsm.fold import evolve
 from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_gap import SALVAGED, gap_reason, lacking
 from hisparse.fsm.log_reader import FrameWalk, Gap, Loss
 from hisparse.fsm.log_seek import NEAR_BYTES, jump
 from hisparse.fsm.log_segment import Segment, segment_numbers
@@ -59,6 +60,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
     bytes: int
     gap_after: int
     compression: str
+    gap_reason: str  # of the LogGap that it begins with; "" without one
 
 
 class LogHistory:
@@ -93,6 +95,7 @@ class LogHistory:
             for number in numbers:
                 segment = Segment(disk, path, number)
                 header, name, size = segment.header, segment.name, segment.file_bytes
+                reason = gap_reason(segment)
                 segment.close()
                 if isinstance(header, str):
                     if first is None:
@@ -101,7 +104,13 @@ class LogHistory:
                 first = first or header
                 index.append(
                     SegmentInfo(
-                        number, name, header.first_seq, size, header.gap_after, header.compression
+                        number,
+                        name,
+                        header.first_seq,
+                        size,
+                        header.gap_after,
+                        header.compression,
+                        reason,
                     )
                 )
             assert first is not None
@@ -132,9 +141,9 @@ class LogHistory:
 
     @property
     def gaps(self) -> list[Gap]:
-        """Events that the writer dropped, by its own account."""
+        """Events that the log lacks, by its own account."""
         return [
-            Gap(info.name, info.gap_after + 1, info.first_seq)
+            Gap(info.name, info.gap_after + 1, info.first_seq, info.gap_reason)
             for info in self.segments
             if info.gap_after >= 0
         ]
@@ -249,8 +258,9 @@ class LogHistory:
             raise LogError(f"event {seq} has kind {event.kind}, which this version does not know")
         if isinstance(event, LogGap):
             raise LogDamage(
-                f"the writer dropped seqs {event.after_seq + 1} to {seq} ({event.reason}): the "
-                "state is unknown from there to the next snapshot"
+                f"{lacking(event.after_seq + 1, seq, event.reason)}"
+                + (f" ({event.reason})" if event.reason != SALVAGED else "")
+                + ": the state is unknown from there to the next snapshot"
             )
         try:
             evolve(state, event, seq)

@@ -30,18 +30,20 @@ from hisparse.fsm.codec import (
 )
 from hisparse.fsm.log import Positioned
 from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_gap import gap_reason, lacking
 from hisparse.fsm.log_segment import Segment, segment_numbers
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Events that the writer dropped, by its own account: a LogGap stands for the last of them."""
+    """Events that a log lacks by its own account: a LogGap stands for the last of them."""
 
     segment: str  # the one that goes on behind the gap
     first_seq: int
     last_seq: int
+    reason: str  # the LogGap's; "" where that is damaged
 
     def __str__(self) -> str:
-        return f"the writer dropped seqs {self.first_seq} to {self.last_seq} before {self.segment}"
+        return lacking(self.first_seq, self.last_seq, self.reason, self.segment)
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -87,7 +89,7 @@ class FrameWalk:
     def frames(self) -> list[Frame]:
         """The next frames from `from_seq` on; [] at the end as of now, or at `loss`.
 
-        Seqs that the writer dropped are missing, and listed in `gaps`.
+        Seqs that the log says it lacks are missing, and listed in `gaps`.
         """
         while True:
             # Listed before the read: all of a segment was written before its successor appeared.
@@ -151,11 +153,12 @@ class FrameWalk:
         return True
 
     def _gap(self, segment: Segment, header: SegmentHeader) -> bool:
-        """Take in that the writer dropped what is missing before `segment`; False if it did not."""
+        """Take in that the log says it lacks what is missing before `segment`; False if it does
+        not."""
         first, last = self.next_seq, header.first_seq
         if header.gap_after != first - 1 or last < first:
             return False
-        self.gaps.append(Gap(segment.name, first, last))
+        self.gaps.append(Gap(segment.name, first, last, gap_reason(segment)))
         self.next_seq = last
         return True
 
@@ -176,7 +179,7 @@ class DiskReader:
     """Reads a log's committed frames, in any process, while it is being written or after.
 
     `loss` says where the last read stopped before the end of the files, if it did; `gaps`, which
-    seqs it did not find because the writer had dropped them. `strict` raises
+    seqs it did not find because the log says that it lacks them. `strict` raises
     LogError there instead, unless it is a torn tail (a live writer leaves one for moments). Follow
     a live log with a `LogCursor`, one a reader: a second one at another place makes it seek.
     """

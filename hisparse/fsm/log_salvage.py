@@ -18,8 +18,9 @@ import msgspec
 
 from hisparse.errors import LogError
 from hisparse.fsm.codec import FRAME_HEAD_BYTES, Frame, SegmentHeader, encode_frame
-from hisparse.fsm.log_chain import gap_body
+from hisparse.fsm.events import LogGap
 from hisparse.fsm.log_files import Disk, OsDisk
+from hisparse.fsm.log_gap import SALVAGED, gap_body, gap_of, gap_reason
 from hisparse.fsm.log_segment import Segment, segment_numbers
 from hisparse.fsm.log_writer import SegmentWriter
 
@@ -93,7 +94,8 @@ class Salvage:
         if self._next == 0:
             self.first_seq = self._next = header.first_seq
         if header.gap_after >= 0 and header.first_seq >= self._next > header.gap_after:
-            reason = "the writer had dropped them"
+            had = gap_reason(segment) == SALVAGED
+            reason = "an earlier salvage had lost them" if had else "the writer had dropped them"
             self._lose(segment, segment.offset, 0, header.first_seq, reason)
         elif header.first_seq > self._next:
             self._lose(segment, segment.offset, 0, header.first_seq, "a segment is missing")
@@ -155,9 +157,10 @@ class _Rewriter:
     def run(self) -> int:
         count, batch = 0, bytearray()
         for seq, kind, body in self._salvage.frames():
-            if self._writer is None or seq != self._next:
+            gap = gap_of((seq, kind, body))
+            if self._writer is None or seq != self._next or gap is not None:
                 self._flush(batch)
-                self._begin(seq)
+                self._begin(seq, gap)
             assert self._writer is not None
             batch += encode_frame(self._writer.seed, seq, kind, body)
             self._next, count = seq + 1, count + 1
@@ -169,8 +172,22 @@ class _Rewriter:
             self._writer.close()
         return count
 
-    def _begin(self, seq: int) -> None:
-        """The segment that goes on with `seq`, which is not the one that comes next."""
+    def _begin(self, seq: int, gap: LogGap | None) -> None:
+        """The segment that goes on with `seq`: behind what is lost, or with `gap`, a LogGap that
+        the salvaged log had itself."""
+        after = (self._salvage.first_seq if self._writer is None else self._next) - 1
+        if gap is not None and after < gap.after_seq < seq:
+            self._segment(gap.after_seq, after, lost=True)  # damage took what lay before the gap
+            after = gap.after_seq
+        if gap is not None and gap.after_seq == after:
+            self._segment(seq, after)
+        elif seq <= after + 1:
+            self._segment(seq, -1)
+        else:
+            self._segment(seq - 1, after, lost=True)
+
+    def _segment(self, first_seq: int, gap_after: int, *, lost: bool = False) -> None:
+        """Begin the next; if `lost`, with a LogGap for seqs in ``(gap_after, first_seq]``."""
         old, number = self._writer, 1
         if old is not None:
             old.sync()
@@ -179,15 +196,11 @@ class _Rewriter:
         header = self._salvage.header
         assert header is not None
         header = msgspec.structs.replace(
-            header, segment=number, compression="none", raw_bytes=0, chunks=()
-        )
-        after = self._next - 1 if old is not None else self._salvage.first_seq - 1
-        if seq <= after + 1:
-            header = msgspec.structs.replace(header, first_seq=seq, gap_after=-1)
-            frames = b""
-        else:
-            header = msgspec.structs.replace(header, first_seq=seq - 1, gap_after=after)
-            frames = encode_frame(header.seed, seq - 1, *gap_body(after, "lost to damage"))
+            header, segment=number, compression="none", raw_bytes=0, chunks=(),
+            first_seq=first_seq, gap_after=gap_after,
+        )  # fmt: skip
+        body = gap_body(gap_after, SALVAGED)
+        frames = encode_frame(header.seed, first_seq, *body) if lost else b""
         self._writer = SegmentWriter.create(self._disk, self._out, header, frames=frames, sync=True)
 
     def _flush(self, batch: bytearray) -> None:

@@ -34,6 +34,7 @@ from hisparse.fsm.codec import (
 from hisparse.fsm.log_files import Disk
 
 CHUNK_BYTES = 1 << 20
+FIRST_BYTES = 4 << 10  # that hold a LogGap
 NEAR_BYTES = (4 << 10, 64 << 10)
 MAX_RAW_BYTES = 1 << 30  # of a compressed segment's frames
 _SEGMENT = re.compile(r"(\d{8})\.seg(\.zst)?")
@@ -179,6 +180,13 @@ class Segment:
         self.offset += found.used
         self.count += len(found.frames)
         return found.frames, "" if found.frames else found.fault
+
+    def first(self, seq: int) -> Frame | None:
+        """The first frame, if it is whole and of `seq`; where the reading stands stays so."""
+        room = self.bytes.size() - self.start
+        data = self.bytes.read(min(FIRST_BYTES, room), self.start) if room > 0 else b""
+        found = parse_frames(data, room, self.seed, seq).frames
+        return found[0] if found else None
 
     def rest(self) -> int:
         return max(self.bytes.size() - self.offset, 0)

@@ -42,6 +42,10 @@ CODES = {
     "log info D --stream rank-9": (2,) * 7,
     "export D --to jsonl --stream rank-9": (2,) * 7,
 }
+# Who took the events that a log lacks by its own account, as every verb tells it.
+GAPS = {"salvaged": "were lost to damage, and a salvage read past them"} | dict.fromkeys(
+    ("gap", "gap and snapshot"), "the writer dropped seqs 51 to 70"
+)
 # Their data goes to a file, or there is none.
 SILENT = ("shrink", "export D --to perfetto", "export D --to html")
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +75,10 @@ def test_the_exit_code_says_what_was_lacking(logs, tmp_path, verb):
             assert result.stdout != "", said
         if code in (1, 3):
             assert re.search(r"torn tail|damage|dropped seqs", result.stderr), said
+        if code in (1, 3) and state in GAPS:
+            assert [text in result.stderr for text in GAPS.values()] == [
+                one == state or text == GAPS[state] for one, text in GAPS.items()
+            ], said
 
 
 @pytest.mark.parametrize("verb", CODES)

@@ -6,10 +6,14 @@ import pytest
 from log_rig import CODEC, FullDisk, flip, opened, recorded, segment_files, write
 
 from hisparse.errors import LogError
+from hisparse.fsm.codec import FRAME_HEAD_BYTES
 from hisparse.fsm.events import LogGap
+from hisparse.fsm.log_files import OsDisk
 from hisparse.fsm.log_history import LogHistory
 from hisparse.fsm.log_reader import DiskReader
+from hisparse.fsm.log_repair import compact_stream
 from hisparse.fsm.log_salvage import Salvage, rewrite
+from hisparse.fsm.log_segment import Segment
 
 LAST = 200
 
@@ -86,18 +90,68 @@ def test_a_torn_tail_holds_no_whole_seq(log):
     assert (one.first_seq, one.last_seq, one.lost_bytes) == (0, 0, 4)
 
 
-def test_a_gap_of_the_writer_is_lost(tmp_path):
+def with_gap(folder, dropped=10):
+    """A log whose writer dropped events from seq 11 on, so many, and wrote ten more."""
     disk = FullDisk()
-    log = opened(tmp_path, disk=disk, on_error="continue")
-    for refuse in ((), ("write",), ()):
+    log = opened(folder, disk=disk, on_error="continue")
+    for refuse, count in (((), 10), (("write",), dropped), ((), 10)):
         disk.refuse = set(refuse)
-        for _, event in recorded()[1][log.last_seq : log.last_seq + 10]:
+        for _, event in recorded()[1][log.last_seq : log.last_seq + count]:
             log.append(event)
         log.commit()
     log.close()
+
+
+def test_a_gap_of_the_writer_is_lost(tmp_path):
+    with_gap(tmp_path)
     got, (one,) = salvaged(tmp_path)
     assert (one.first_seq, one.last_seq) == (11, 19) and "dropped" in one.reason
     assert isinstance(got[20], LogGap)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("dropped", [1, 2, 10])
+@pytest.mark.parametrize("damaged", [(), (5,), (10,), (9, 10)])
+def test_what_a_salvage_lost_and_what_the_writer_dropped_are_told_apart(
+    tmp_path, dropped, damaged, compressed
+):
+    """Also where both lie side by side, and after a second salvage."""
+    log = tmp_path / "0"
+    with_gap(log, dropped)
+    flip_frames(segment_files(log)[0], damaged)
+    want = dict.fromkeys(damaged, "lost to damage")
+    want |= dict.fromkeys(range(11, 11 + dropped), "No space left on device")
+    for number in (1, 2):
+        out = tmp_path / str(number)
+        salvage = Salvage(log / "scheduler")
+        rewrite(salvage, out / "scheduler")
+        if compressed:
+            compact_stream(out / "scheduler")
+        history, log = LogHistory.open(out), out
+        walked = DiskReader(out / "scheduler", CODEC)
+        assert len(list(walked)) == 20 + 1 - len(damaged) + marks(damaged)
+        assert walked.gaps == history.gaps
+        told = {seq: gap for gap in history.gaps for seq in range(gap.first_seq, gap.last_seq + 1)}
+        assert {seq: gap.reason for seq, gap in told.items()} == want
+        for gap in history.gaps:
+            assert ("the writer dropped" in str(gap)) == ("No space" in gap.reason), str(gap)
+            assert ("a salvage read" in str(gap)) == (gap.reason == "lost to damage"), str(gap)
+    again = {lost.reason for lost in salvage.lost if lost.first_seq in damaged}
+    assert again <= {"an earlier salvage had lost them"}
+
+
+def marks(damaged):
+    """LogGaps that stand for what damage took: one a stretch."""
+    return sum(seq - 1 not in damaged for seq in damaged)
+
+
+def flip_frames(path, seqs):
+    """A bit in the body of each of these frames of the log's first segment."""
+    segment = Segment(OsDisk(), path.parent, 1)
+    places = [segment.find(seq, seq, segment.start)[0] for seq in seqs]
+    segment.close()
+    for at in places:
+        flip(path, at + FRAME_HEAD_BYTES + 1)
 
 
 def test_what_is_rewritten_reads_strictly_with_gaps_where_something_was_lost(log, tmp_path):
