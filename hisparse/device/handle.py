@@ -101,9 +101,11 @@ class HiSparseCacheHandle:
         """Write uint8 ``[n, row_bytes]``, as it is now, to the rows' resident blocks.
 
         The block is looked up when the op runs. Where RESIDENT then says 0 the op raises
-        InvariantViolation ``table_truth``. Raises UsageError for a wrong shape.
+        InvariantViolation ``table_truth``. Raises UsageError for a wrong shape, and for a request
+        row of host arrays that there is none of (`StepRows.rows`).
         """
-        data = _keep_rows(self._device, rows, data, self.resident.span.row_bytes)
+        row_bytes = self.resident.span.row_bytes
+        data = _keep_rows(self._device, self._tables, rows, data, row_bytes)
         view, table, owner = self.resident, self._tables[Table.RESIDENT], f"layer {self.layer}"
         kernels = self._device.kernels
         self._device.compute.enqueue(lambda: kernels.write_rows(view, table, rows, data, owner))
@@ -148,7 +150,7 @@ class IndexCache:
     def write(self, group: int, rows: StepRows, data: Array) -> None:
         """Write uint8 ``[n, index_row_bytes]`` of `group`; like `HiSparseCacheHandle.write`."""
         view = self._view(group)
-        data = _keep_rows(self._device, rows, data, view.span.row_bytes)
+        data = _keep_rows(self._device, self._tables, rows, data, view.span.row_bytes)
         table, kernels = self._tables[Table.INDEX], self._device.kernels
         owner = f"index group {group}"
         self._writes += 1
@@ -158,8 +160,14 @@ class IndexCache:
         """Indexer rows of positions ``[0, length)`` of request `row`: uint8 ``[length, bytes]``."""
         view = self._view(group)
         limit = self._tables.entries[Table.INDEX] * view.span.rows_per_block
-        if not 0 <= length <= limit or not 0 <= row < self._tables.geometry.max_requests:
-            raise UsageError(f"keys(row={row}, length={length}): at most {limit} positions a row")
+        requests = self._tables.geometry.max_requests
+        if not 0 <= row < requests:
+            raise UsageError(
+                f"keys(row={row}) must be a request row in 0..{requests - 1} "
+                "(schedule.max_requests)"
+            )
+        if not 0 <= length <= limit:
+            raise UsageError(f"keys(length={length}): at most {limit} positions a row")
         table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
         self._reads += 1
         return self._device.produce(lambda: kernels.read_prefix(view, table, row, length, owner))
@@ -169,7 +177,7 @@ class IndexCache:
         position: uint8 ``[n, limit, bytes]``. Its shape does not depend on what is cached."""
         view = self._view(group)
         most = self._tables.entries[Table.INDEX] * view.span.rows_per_block
-        check_step_rows(rows)
+        check_step_rows(rows, self._tables.geometry.max_requests)
         if not 0 <= limit <= most:
             raise UsageError(f"prefixes(limit={limit}): at most {most} positions a row")
         table, kernels, owner = self._tables[Table.INDEX], self._device.kernels, f"group {group}"
@@ -194,16 +202,25 @@ class IndexCache:
         return self.views[group]
 
 
-def check_step_rows(rows: StepRows) -> int:
-    """The number of rows. Raises UsageError unless int ``[n]`` and int64 ``[n]``."""
+def check_step_rows(rows: StepRows, max_requests: int) -> int:
+    """The number of rows. Raises UsageError unless int ``[n]`` and int64 ``[n]``, and for a request
+    row that there is none of; what lies on a device is not looked at, which would wait for it."""
     n = rows.rows.shape[0] if rows.rows.ndim == 1 else -1
     if n < 0 or rows.positions.shape != (n,):
         raise UsageError(f"StepRows of shapes {rows.rows.shape} and {rows.positions.shape}")
+    if n and isinstance(rows.rows, np.ndarray) and rows.rows.max() >= max_requests:
+        at = int(np.flatnonzero(rows.rows >= max_requests)[0])
+        raise UsageError(
+            f"rows[{at}]={rows.rows[at]} must be a request row in 0..{max_requests - 1} "
+            "(schedule.max_requests), or -1 for padding"
+        )
     return n
 
 
-def _keep_rows(device: Device, rows: StepRows, data: Array, row_bytes: int) -> Array:
-    n = check_step_rows(rows)
+def _keep_rows(
+    device: Device, tables: DeviceTables, rows: StepRows, data: Array, row_bytes: int
+) -> Array:
+    n = check_step_rows(rows, tables.geometry.max_requests)
     data = device.adopt(data)
     if data.dtype != np.uint8 or data.shape != (n, row_bytes):
         raise UsageError(f"data is {data.dtype}{list(data.shape)}, must be uint8[{n}, {row_bytes}]")

@@ -25,7 +25,9 @@ class StepRows:
     """The tokens of a step, in order: attention metadata."""
 
     rows: Any
-    """int32 [n]: request row index of each token; a request's tokens are adjacent. -1: padding."""
+    """int32 [n]: request row index of each token, below `schedule.max_requests`; a request's tokens
+    are adjacent. -1: padding. Handles refuse a row beyond that in host arrays; on a device nobody
+    looks, and a kernel reads beyond its tables."""
     positions: Any
     """int64 [n]: position of each token in its request, rising by one inside a request."""
     span: int | None = None

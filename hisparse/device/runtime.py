@@ -130,8 +130,9 @@ class HiSparseRuntime:
         int ``[n, k]``, where they are in ``hot.rows``, -1 for padding. With `out`, which only a
         backend takes whose `replay` does, the copy is there. The op raises
         InvariantViolation ``always_readable`` for a position with no copy. Raises UsageError: no
-        step begun, top-k missing, of a wrong shape or wider than ``policy.top_k``; for a follower,
-        top-k given, nothing left to replay, or other rows than its leader resolved.
+        step begun, top-k missing, of a wrong shape or wider than ``policy.top_k``, a request row
+        of host arrays that there is none of; for a follower, top-k given, nothing left to replay,
+        or other rows than its leader resolved.
         """
         if self.group.step < 0:
             raise UsageError(f"layer {self.layer}: gather before the first begin_step")
@@ -157,7 +158,7 @@ class HiSparseRuntime:
         return self._device.produce(run)
 
     def _lead(self, rows: StepRows, top_k: Array | None) -> PlannedCall:
-        n = check_step_rows(rows)
+        n = check_step_rows(rows, self._geometry.max_requests)
         if top_k is None:
             raise UsageError(f"layer {self.layer} leads index group {self.group.group}: pass top_k")
         if top_k.ndim != 2 or top_k.shape[0] != n or not np.issubdtype(top_k.dtype, np.integer):

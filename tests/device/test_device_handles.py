@@ -13,6 +13,7 @@ from backends import plain
 from device_rig import (
     PAGES,
     REQUESTS,
+    ROW_BYTES,
     SPAN,
     Rig,
     contents,
@@ -23,6 +24,7 @@ from device_rig import (
 from resolver_reference import ReferenceResolver
 
 from hisparse.device.handle import PagedCacheView
+from hisparse.errors import UsageError
 from hisparse.fsm.wire import Table, TableUpdate
 
 PARTS = {"runtime", "group", "resolver", "_device", "_tables", "_geometry"}  # not their own
@@ -74,3 +76,30 @@ def test_the_handle_stores_no_request_mapping():
         rig.device.synchronize()
         after = [kept(x) for h in rig.worker.handles for x in (h, h.runtime)] + [kept(cache)]
         assert after == before
+
+
+VERBS = {
+    "write": lambda worker, rows: worker.handles[0].write(rows, np.zeros((2, ROW_BYTES), np.uint8)),
+    "gather": lambda worker, rows: worker.handles[0].gather(rows, np.zeros((2, 4), np.int32)),
+    "resolve": lambda worker, rows: worker.handles[0].resolve(rows, np.zeros((2, 4), np.int32)),
+    "write_index": lambda worker, rows: worker.index.write(0, rows, np.zeros((2, 3), np.uint8)),
+    "prefixes": lambda worker, rows: worker.index.prefixes(0, rows, 4),
+    "keys": lambda worker, rows: worker.index.keys(0, int(rows.rows[1]), 4),
+}
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("beyond", [REQUESTS, REQUESTS + 1, 2**31 - 1])
+def test_a_request_row_that_there_is_none_of_is_refused_by_every_verb(verb, beyond):
+    rig = Rig(make_config(12, 4, REQUESTS, PAGES + 1))
+    tables = place_pages(rig, ReferenceResolver(4, 12, 4), 0, [True, False] * 2)
+    rig.begin(tables=tables)
+    with pytest.raises(UsageError, match=rf"row.*={beyond}\b.* 0\.\.{REQUESTS - 1} .*max_requests"):
+        VERBS[verb](rig.worker, step_rows([0, beyond]))
+    rows, top = step_rows([0]), np.arange(4, dtype=np.int32)[None]
+    for layer, handle in enumerate(rig.worker.handles):  # nothing was queued: the step goes on
+        leads = handle.runtime.is_leader
+        got = plain(handle.gather(rows, top if leads else None).result())
+        assert (got[0] == contents(0, layer, range(4))).all()
+    rig.end()
