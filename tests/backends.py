@@ -15,6 +15,7 @@ from hisparse.errors import HiSparseError
 
 BACKEND = "cpu"
 HELD_MAX_MS = 4000  # of a stream that nobody lets go: the test fails then, and does not hang
+RACECHECK = ("-DALL_WARPS_WAIT=1",)  # resolve_one.cu in the form that racecheck is run on
 GATES = 1024  # holds of one device
 _OPEN = []  # workers on a GPU
 

@@ -47,7 +47,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.getoption("--racecheck"):
-        kernels.OPTIONS += ("-DALL_WARPS_WAIT=1",)
+        kernels.OPTIONS += backends.RACECHECK
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+from backends import RACECHECK
 
 from hisparse.device.cuda.copies import _PAGES
 from hisparse.device.cuda.kernels import SOURCES as FOLDER
@@ -29,13 +30,14 @@ SIZES = {
 SOURCES = tuple(
     f"{name}.cu" for name in ["resolve", "fetch", "copy", "attend", "hold", "rows", "tables"]
 )
-BUILDS = [(arch, name) for arch in ("sm_80", "sm_90", "sm_100") for name in SOURCES]
-BUILDS += [(arch, "resolve_one.cu") for arch in ("sm_90", "sm_100")]  # which have clusters
+BUILDS = [(arch, name, ()) for arch in ("sm_80", "sm_90", "sm_100") for name in SOURCES]
+BUILDS += [(arch, "resolve_one.cu", ()) for arch in ("sm_90", "sm_100")]  # which have clusters
+BUILDS += [("sm_90", "resolve_one.cu", RACECHECK)]  # the form that racecheck is run on
 
 
 def test_every_source_is_compiled():
     folder = [file.name for file in FOLDER.iterdir() if file.name.endswith(".cu")]
-    assert sorted(folder) == sorted({name for _, name in BUILDS})
+    assert sorted(folder) == sorted({name for _, name, _ in BUILDS})
 
 
 def nvcc():
@@ -49,7 +51,7 @@ def nvcc():
 
 @pytest.mark.parametrize(
     ("wanted", "code", "told"),
-    [("", 0, "SKIPPED [23]"), ("required", 1, "23 failed")],
+    [("", 0, f"SKIPPED [{len(BUILDS)}]"), ("required", 1, f"{len(BUILDS)} failed")],
 )
 def test_a_missing_nvcc_is_told_at_the_end_and_fails_where_it_is_required(
     wanted, code, told, tmp_path
@@ -65,12 +67,13 @@ def test_a_missing_nvcc_is_told_at_the_end_and_fails_where_it_is_required(
     assert ("HISPARSE_NVCC=required: install" if wanted else "NO NVCC") in done.stdout
 
 
-@pytest.mark.parametrize(("arch", "name"), BUILDS)
-def test_sources_compile_for_each_architecture_without_a_warning(arch, name, tmp_path):
+@pytest.mark.parametrize(("arch", "name", "more"), BUILDS)
+def test_sources_compile_for_each_architecture_without_a_warning(arch, name, more, tmp_path):
     whole = tmp_path / name
     whole.write_text(source(name))
     sizes = SIZES["glm-fp8" if arch == "sm_90" else "odd" if arch == "sm_80" else "bf16"]
-    command = [nvcc(), *sizes.options(), f"-arch={arch}", "-cubin", "-Werror", "all-warnings"]
+    options = (*sizes.options(), *more, f"-arch={arch}", "-cubin")
+    command = [nvcc(), *options, "-Werror", "all-warnings"]
     done = subprocess.run(
         [*command, str(whole), "-o", str(tmp_path / "out")], capture_output=True, text=True
     )
