@@ -83,7 +83,7 @@ demo: $(VENV)/.run
 	  else echo "digests differ: live $$live, replayed $$replayed" >&2; exit 1; fi
 
 test: $(VENV)/.test $(OLDEST)/.there
-	HISPARSE_OLDEST_TRANSFORMERS=$(OLDEST) $(BIN)/python -m pytest -m "not gpu" $(WORKERS)
+	HISPARSE_OLDEST_TRANSFORMERS=$(OLDEST) $(BIN)/python -m pytest $(WORKERS)
 
 corpus: $(VENV)/.test
 	$(BIN)/python -m pytest tests/testing/test_corpus.py

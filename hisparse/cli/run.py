@@ -234,4 +234,4 @@ def grouped(report: dict[str, Any]) -> dict[str, dict[str, object]]:
         "violations": len(invariants["violations"]),
         **rest,
     }
-    return groups
+    return {title: rows for title, rows in groups.items() if rows}
