@@ -7,15 +7,17 @@ What passes between the halves is `HiSparseBackend`'s.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
+from pydantic import ValidationError
 
-from hisparse.config import HiSparseConfig
-from hisparse.config_check import usable_config
+from hisparse.config import HiSparseConfig, LogConfig
+from hisparse.config_check import config_error, usable_config
 from hisparse.connector.scheduler import SchedulerConnector
 from hisparse.connector.worker import WorkerConnector
 from hisparse.device import as_device
@@ -54,19 +56,25 @@ class Halves:
         if log is not None and not isinstance(log, str | Path) and not hasattr(log, "append"):
             raise UsageError(f"log={log!r} must be a directory, as str or Path, or an EventLog")
         if isinstance(log, str | Path):
-            kept = config.log.model_copy(update={"mode": "disk", "dir": Path(log)})
+            try:
+                kept = LogConfig(**config.log.model_dump() | {"mode": "disk", "dir": Path(log)})
+            except ValidationError as error:
+                raise config_error(error, LogConfig) from None
             config, log = config.model_copy(update={"log": kept}), None
         self.config = config
         device = as_device(device)
         if device.name == "cuda":  # its host pools are pinned: no byte more than there is
             check_node(config, read_limits())
+        ranks_own = sink is None and log is None and config.log.mode == "disk"
+        if ranks_own and config.log.dir is not None:
+            _check_no_rank_alone(config.log.dir)
         self.closed = False
         with ExitStack() as owned:  # in reverse, what a failure below leaves open
             self.scheduler = SchedulerConnector(config, log=log)
             if log is None:
                 owned.callback(self.scheduler.coordinator.log.close)
             self._rank_log: EventLog | None = None
-            if sink is None and log is None and config.log.mode == "disk":
+            if ranks_own:
                 self._rank_log = open_log(
                     config.log,
                     Codec(EVENT_TYPES),
@@ -104,3 +112,15 @@ class Halves:
             "layers": [handle.statistics() for handle in worker.handles],
             "device": self.rank.device.statistics(),
         }
+
+
+def _check_no_rank_alone(directory: Path) -> None:
+    """Raise UsageError where a rank's own events lie without those of its scheduler: they would go
+    on with another's."""
+    if not os.path.isdir(directory):  # it may have no name at all, which `open_log` says
+        return
+    if not any(directory.glob("scheduler/*.seg*")) and any(directory.glob("rank-0/*.seg*")):
+        raise UsageError(
+            f"log.dir={str(directory)!r} holds the events of a rank, 'rank-0', and no scheduler's: "
+            "give an empty directory, or remove it"
+        )

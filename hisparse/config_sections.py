@@ -167,6 +167,13 @@ class LogConfig(Section):
                 "mode='disk' needs dir: the directory that the log is written to",
                 {"log.dir": "hisparse-log"},
             )
+        name = str(folder or "")
+        if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise _violation(
+                f"a directory {name!r} that has no name in UTF-8 cannot be written down: give "
+                "another name",
+                {"log.dir": "hisparse-log"},
+            )
         return folder
 
 

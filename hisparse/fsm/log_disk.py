@@ -116,7 +116,10 @@ class DiskLog:
                 raise
         except OSError as error:
             why = error.strerror or str(error)
-            raise LogError(f"cannot open log {self._directory.name!r} ({why})") from error
+            raise LogError(
+                f"cannot open log {self._directory.name!r} in {str(self._directory.parent)!r} "
+                f"({why}): give a directory that can be written, or made"
+            ) from error
         self._batch = BatchWriter(
             self._directory.name,
             chain,

@@ -39,7 +39,13 @@ def open_log(
     if config.mode != "disk":
         return MemoryLog(0 if config.mode == "off" else config.ring_events)
     assert config.dir is not None  # LogConfig refuses disk mode without it
-    if config.dir.is_file():
+    try:
+        is_file = config.dir.is_file()
+    except OSError as error:
+        raise LogError(
+            f"log.dir={str(config.dir)!r} cannot be opened ({error.strerror}): give another name"
+        ) from error
+    if is_file:
         raise LogError(f"log.dir={str(config.dir)!r} is a file: give a directory, or another name")
     return DiskLog(
         config.dir / stream,

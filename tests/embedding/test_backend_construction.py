@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,33 @@ def test_a_log_that_holds_events_is_named_and_kept(tmp_path):
         with pytest.raises(UsageError, match=r"used' already holds a log.*give an empty directory"):
             HiSparseBackend(settings(), log=used)
     assert {p: p.read_bytes() for p in used.rglob("*") if p.is_file()} == before
+
+
+UNUSABLE = {
+    "no such place": ("/proc/log", r"scheduler' in '/proc/log'.*give a directory"),
+    "below a device": ("/dev/null/log", r"scheduler' in '/dev/null/log'.*give a directory"),
+    "too long": ("n" * 300, r"log\.dir='nnn.*too long.*give another name"),
+    "nul": ("a\0b", r"dir=.*'a\\x00b'.*give another name"),
+    "no utf-8": ("a\udcff", r"dir=.*'a\\udcff'.*give another name"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_directory_that_cannot_be_written_is_named(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    directory, message = UNUSABLE[name]
+    for how in ({"log": directory}, {}):
+        made = settings() if how else settings(log={"mode": "disk", "dir": directory})
+        with pytest.raises((ConfigError, LogError), match=message):
+            HiSparseBackend(made, **how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_events_of_a_rank_are_not_gone_on_with(tmp_path):
+    with HiSparseBackend(settings(), log=tmp_path) as backend:
+        Engine(backend).admit("a", range(9), 3)
+    shutil.rmtree(tmp_path / "scheduler")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*.seg")}
+    with pytest.raises(UsageError, match=r"events of a rank.*give an empty directory"):
+        HiSparseBackend(settings(), log=tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*.seg")} == before
