@@ -44,7 +44,9 @@ config = HiSparseConfig.load("hisparse.toml", pools={"gpu_blocks": 400})
 
 Every fault is told at once, with the field, the value, where it is from and what would do; a key
 that nobody knows is one, with the nearest that is known. `hisparse config hisparse.toml` shows each
-value with where it is from, and the sizes that follow from them.
+value with where it is from, and the sizes that follow from them; also which of GPU blocks, host
+pool and requests bounds the host pages that requests at their longest have at once
+(`host_pages_planned`): beyond that the pool only keeps prefixes of requests that ended.
 
 This file is an engine's:
 

@@ -38,6 +38,7 @@ __all__ = [
     "ceil_div",
     "check_capacity",
     "check_sizes",
+    "host_page_bounds",
     "recorded_config",
 ]
 
@@ -189,6 +190,21 @@ def check_sizes(config: HiSparseConfig) -> HiSparseConfig:
     if reasons:
         raise CapacityError("; ".join(reasons))
     return config
+
+
+def host_page_bounds(config: HiSparseConfig) -> dict[str, int]:
+    """By the field that bounds it: most host pages that requests of `max_model_len` have at once,
+    of those that GPU blocks leave room for, that there are, and that `max_requests` have. The least
+    binds; what the host pool has beyond it keeps prefixes of requests that ended. Empty without a
+    host tier."""
+    if not config.offload:
+        return {}
+    held = (config.pools.gpu_blocks - 1) // config.steady_blocks(config.schedule.max_model_len)
+    return {
+        "pools.gpu_blocks": held * config.max_pages,
+        "pools.host_pool_gib": config.host_pages - 1,
+        "schedule.max_requests": config.schedule.max_requests * config.max_pages,
+    }
 
 
 def check_capacity(config: HiSparseConfig) -> HiSparseConfig:

@@ -12,6 +12,7 @@ import click
 from pydantic import BaseModel
 
 from hisparse.cli.output import emit, emit_json
+from hisparse.config import host_page_bounds
 from hisparse.config_check import REQUIRED
 from hisparse.config_sources import load, parsed
 from hisparse.device.checks import checksum_sizes
@@ -61,12 +62,18 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
         sizes |= resolve_memory(loaded)
     except ConfigError as error:
         refused["cuda"] = str(error)
+    bounds = host_page_bounds(loaded)
+    planned = min(bounds, key=lambda field: bounds[field]) if bounds else None
     if as_json:
-        dumped = loaded.model_dump(mode="json")
-        emit_json({"config": dumped, "origins": told, "sizes": sizes, "refused": refused})
+        report = {"config": loaded.model_dump(mode="json"), "origins": told, "sizes": sizes}
+        planning = {"host_pages": bounds, "bound_by": planned}
+        emit_json(report | {"planned": planning, "refused": refused})
         return
     rows = [(path, str(value), told[path]) for path, value in values.items()]
     rows += [(name, str(value), "computed") for name, value in sizes.items()]
+    if planned is not None:
+        of = ", ".join(f"{field} {pages}" for field, pages in bounds.items())
+        rows.append(("host_pages_planned", str(bounds[planned]), f"bound by {planned} (of {of})"))
     rows += [(backend, "refused", why) for backend, why in refused.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     emit([f"{path:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for path, value, origin in rows])

@@ -70,6 +70,23 @@ def test_what_a_gpu_needs_beside_its_pools_is_told_where_one_can_take_the_config
 
 
 @pytest.mark.parametrize(
+    ("setting", "pages", "field"),
+    [
+        ("schedule.max_requests=1", 5, "schedule.max_requests"),
+        ("pools.host_pool_gib=0.0005", 11, "pools.host_pool_gib"),
+        ("pools.gpu_blocks=14", 15, "pools.gpu_blocks"),
+    ],
+)
+def test_the_least_of_gpu_host_and_workload_is_named(file, setting, pages, field):
+    settings = ("config", file, "--set", "schedule.max_requests=8", "--set", setting)
+    planned = json.loads(call(*settings, "--json").stdout)["planned"]
+    assert planned["bound_by"] == field and planned["host_pages"][field] == pages
+    (line,) = [x for x in call(*settings).stdout.splitlines() if x.startswith("host_pages_planned")]
+    assert line.split(maxsplit=2)[1:] == [str(pages), line[line.index("bound by") :]]
+    assert line.endswith(")") and f"bound by {field} (of pools.gpu_blocks " in line
+
+
+@pytest.mark.parametrize(
     ("setting", "why"),
     [
         ("layout.row_bytes=650", "layout.row_bytes=650: .* use 656"),

@@ -20,12 +20,14 @@ from kv_rig import SchedulerRig, make_config
 import hisparse.config
 from hisparse.config import (
     GIB,
+    RESIDENT,
     HiSparseConfig,
     ModelLayout,
     PolicyConfig,
     PoolConfig,
     ScheduleConfig,
     check_capacity,
+    host_page_bounds,
 )
 from hisparse.device.host_demand import check_node
 from hisparse.device.host_limits import HostLimits, Limit
@@ -36,14 +38,14 @@ from hisparse.fsm import events as ev
 PAGES = 10  # of a request here: 36 tokens and 4 new ones in pages of 4
 
 
-def config(host_gib, layers=8, row_bytes=656, longest=4096):
+def config(host_gib, layers=8, row_bytes=656, longest=4096, requests=2, gpu_blocks=4000):
     return HiSparseConfig(
         layout=ModelLayout(
             row_bytes=row_bytes, index_row_bytes=132, index_groups=(tuple(range(layers)),)
         ),
-        pools=PoolConfig(page_size=64, gpu_blocks=4000, host_pool_gib=host_gib),
+        pools=PoolConfig(page_size=64, gpu_blocks=gpu_blocks, host_pool_gib=host_gib),
         policy=PolicyConfig(top_k=256, hot_rows=512),
-        schedule=ScheduleConfig(max_requests=2, max_model_len=longest),
+        schedule=ScheduleConfig(max_requests=requests, max_model_len=longest),
     )
 
 
@@ -58,6 +60,23 @@ def test_pages_and_their_alignment_are_within_the_budget_by_construction(gib, la
     assert geometry.host_pages * chosen.host_page_bytes <= gib * GIB
     assert (geometry.host_pages + 1) * chosen.host_page_bytes > int(gib * GIB)
     assert geometry.host_pool_bytes <= gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("host_gib", "requests", "gpu_blocks", "bound_by", "pages"),
+    [
+        (180, 40, 4000, "schedule.max_requests", 40 * 64),
+        (1, 180, 4000, "pools.host_pool_gib", 3196 - 1),
+        (40, 180, 160, "pools.gpu_blocks", 13 * 64),
+    ],
+)
+def test_what_bounds_the_planned_pages_is_named(host_gib, requests, gpu_blocks, bound_by, pages):
+    chosen = config(host_gib, requests=requests, gpu_blocks=gpu_blocks)
+    bounds = host_page_bounds(chosen)
+    assert min(bounds, key=bounds.get) == bound_by and bounds[bound_by] == pages
+    assert chosen.steady_blocks(4096) == 2 + 8 + 2, "window, hot region, index: 13 fit 159"
+    resident = chosen.policy.model_copy(update={"name": RESIDENT})
+    assert host_page_bounds(chosen.model_copy(update={"policy": resident})) == {}
 
 
 def test_a_budget_below_one_request_is_refused_with_the_number_that_would_do():
