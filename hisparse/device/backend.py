@@ -122,8 +122,8 @@ class Kernels(Protocol):
     that make something."""
 
     def check(self, config: HiSparseConfig) -> None:
-        """Before memory is taken: raise ConfigError for sizes that the kernels cannot hold,
-        CapacityError for what the accelerator has no room for."""
+        """Before memory is taken: raise ConfigError for sizes that the kernels cannot hold, and for
+        more workers than they serve, CapacityError for what the accelerator has no room for."""
         ...
 
     def write_rows(
@@ -160,6 +160,10 @@ class Kernels(Protocol):
 
     def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver: ...
     def make_copies(self, geometry: Geometry, cache: BoundCache) -> Copies: ...
+    def drop(self, tables: DeviceTables) -> None:
+        """The end of the worker whose tables these are, or of one that was not made: let go of what
+        was made for it. Nothing of it is queued, or will be. A second call does nothing."""
+        ...
 
 
 class Device(Protocol):

@@ -281,6 +281,7 @@ class HiSparseWorker:
         self.device.synchronize(None)
         last = self.poll()
         self.transfers.close()
+        self.device.kernels.drop(self.tables)
         self._release_pools()
         self._closed = True
         self.acks.close()

@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from backends import forget_all, plain, value
+from backends import forget_all, open_backend, plain, value
 from device_rig import (
     PAGE,
     PAGES,
@@ -28,8 +28,10 @@ from device_rig import (
 from graph_rig import GROUPS, STATES, TOP_K, fixed_rig, placed
 
 from hisparse.device import open_device
+from hisparse.device.cuda.faults import GROUPS_MAX
 from hisparse.device.cuda.host_memory import HostMemory
 from hisparse.device.cuda.kernels import resolve_memory
+from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import CapacityError, ConfigError, DeviceError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
@@ -145,6 +147,22 @@ def test_the_first_step_ends_while_the_host_pool_is_being_pinned(monkeypatch):
         rig.device.synchronize()
     finally:
         gate.set()
+
+
+# -- workers that come and go ---------------------------------------------------------------------
+
+
+def test_workers_that_were_shut_down_leave_no_state_and_no_place_of_their_groups():
+    """One after the other they have more groups than a device counts for."""
+    import cupy
+
+    config = make_config(12, TOP_K, REQUESTS, PAGES, groups=tuple((i,) for i in range(12)))
+    device, used = open_backend(), []
+    for _ in range(GROUPS_MAX // 12 + 3):
+        HiSparseWorker(config, device).shutdown()
+        gc.collect()
+        used.append(cupy.get_default_memory_pool().used_bytes())
+    assert set(used[1:]) == {used[1]} and device.statistics()["allocated_bytes"] == 0
 
 
 # -- refusals, memory -----------------------------------------------------------------------------

@@ -4,12 +4,14 @@ the next, and none is told twice, however late its copies arrive."""
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lagging_device import LaggingDevice
 
-from hisparse.device.cuda.faults import FaultRecord
-from hisparse.errors import InvariantViolation
+from hisparse.device.cuda import faults
+from hisparse.device.cuda.faults import GROUPS_MAX, FaultRecord
+from hisparse.errors import ConfigError, InvariantViolation
 
 
 class Noted:
@@ -33,6 +35,24 @@ class Noted:
                 self.claims.append(row)
 
         self.device.queue.append(kernel)
+
+    def lose(self, counters, count):
+        """A resolve that counts in `counters` finds no copy of so many entries."""
+
+        def kernel():
+            counters[1] += count
+
+        self.device.queue.append(kernel)
+
+    def lost(self, how="check_now"):
+        """How many lost entries are told now."""
+        if how == "check_now":
+            self.device.run()
+        try:
+            getattr(self.record, how)()
+        except InvariantViolation as error:
+            return int(str(error).split()[1])
+        return 0
 
     def ask(self, how):
         """`check` or `check_now`; what it raises is told."""
@@ -102,11 +122,44 @@ def test_entries_that_were_lost_are_told_as_many_as_were_not_yet():
     noted = Noted()
     counters = noted.record.counters()
     assert counters.dtype == np.uint64 and len(counters) == 2
-    said = []
     for more in (3, 0, 2):
-        counters[1] += more
-        try:
-            noted.record.check_now()
-        except InvariantViolation as error:
-            said.append(str(error).split()[1])
-    assert said == ["3", "2"] and noted.record.lost == 5
+        noted.lose(counters, more)
+        assert noted.lost() == more
+    assert noted.record.lost == 5
+
+
+def test_groups_of_workers_that_are_gone_make_room_and_each_counts_from_zero():
+    noted = Noted()
+    for worker in range(2 * GROUPS_MAX):
+        counters = noted.record.counters()
+        noted.device.run()
+        assert not counters.any()
+        noted.lose(counters, worker % 3)
+        assert noted.lost() == worker % 3
+        noted.record.give_back(counters)
+    noted.record.check_groups(GROUPS_MAX)
+
+
+def test_a_late_copy_of_who_had_the_place_before_is_not_of_who_has_it(monkeypatch):
+    monkeypatch.setattr(faults, "GROUPS_MAX", 1)
+    noted = Noted()
+    first = noted.record.counters()
+    noted.lose(first, 5)
+    noted.record.copy_out()
+    noted.record.give_back(first)
+    second = noted.record.counters()
+    noted.record.copy_out()
+    noted.lose(second, 2)
+    noted.record.copy_out()
+    noted.device.run()
+    assert noted.lost("check") == 2 and noted.lost("check") == 0
+
+
+def test_more_groups_than_there_is_room_for_are_refused_by_field_value_and_fix():
+    record = Noted().record
+    with pytest.raises(ConfigError, match=r"layout\.index_groups: 257 groups, with 0 .* 256: put"):
+        record.check_groups(GROUPS_MAX + 1)
+    for _ in range(GROUPS_MAX):
+        record.counters()
+    with pytest.raises(ConfigError, match=r"1 groups, with 256 .* shut a worker down"):
+        record.counters()

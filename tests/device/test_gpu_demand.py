@@ -11,11 +11,13 @@ import pytest
 from device_rig import make_config
 from hypothesis import given
 from hypothesis import strategies as st
+from lagging_device import LaggingDevice
 
 from hisparse.config import RESIDENT
 from hisparse.device.checks import checksum_bytes
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.cuda.device import CudaDevice
+from hisparse.device.cuda.faults import GROUPS_MAX, FaultRecord
 from hisparse.device.cuda.gpu_demand import MAPPED_BYTES, GpuRoom, check_gpu, demand_bytes
 from hisparse.device.cuda.kernels import resolve_memory
 from hisparse.device.cuda.movers import CudaKernels
@@ -109,7 +111,7 @@ class Small(SimDevice):
 
     def __init__(self, free_bytes):
         super().__init__()
-        self.shared_bytes = 232448
+        self.shared_bytes, self.faults = 232448, FaultRecord(LaggingDevice())
         self.kernels = SimpleNamespace(
             device=self, check=lambda config: CudaKernels.check(self.kernels, config)
         )
@@ -134,6 +136,13 @@ def test_what_the_kernels_cannot_hold_is_said_first():
     wide = CONFIG.policy.model_copy(update={"top_k": 9000, "hot_rows": 9000})
     with pytest.raises(ConfigError, match=r"hot_rows=9000 is 2250 blocks .* at least 9$"):
         HiSparseWorker(CONFIG.model_copy(update={"policy": wide}), Small(MIB))
+
+
+def test_more_index_groups_than_are_counted_for_are_refused_before_memory_is_taken():
+    for groups, refusal in ((GROUPS_MAX, AssertionError), (GROUPS_MAX + 1, ConfigError)):
+        config = make_config(groups=tuple((i,) for i in range(groups)))
+        with pytest.raises(refusal, match=r"memory was taken|^layout\.index_groups: 257 groups"):
+            HiSparseWorker(config, Small(1 << 40))
 
 
 @pytest.mark.parametrize(("wanted", "free"), [(100, 100), (101, 130)])

@@ -43,6 +43,9 @@ class CpuKernels:
     def check(self, config: HiSparseConfig) -> None:
         """numpy holds what memory holds."""
 
+    def drop(self, tables: DeviceTables) -> None:
+        """Nothing is kept for a worker that its own parts do not hold."""
+
     def write_rows(
         self, view: PagedCacheView, table: I32, rows: StepRows, data: U8, owner: str
     ) -> None:

@@ -58,7 +58,10 @@ class FaultRecord:
         words = np.frombuffer(self._memory, np.int32, _SLOTS * size // 4)
         self._copies = words.reshape(_SLOTS, -1)
         self._under_way: deque[tuple[Any, int, int]] = deque()  # event, slot, number
-        self._next = self._groups = 0
+        self._next = 0
+        self._free = list(range(GROUPS_MAX))  # places of counters
+        self._since = np.zeros(GROUPS_MAX, np.int64)  # the first copy that is of who has the place
+        self._told = np.zeros(GROUPS_MAX, np.uint64)  # lost entries, of these
         self._copied = 0  # copies queued so far, which is the number of the next
         self._wiped = 0  # the first copy that was queued behind the last wipe
         self._owners: list[str] = []
@@ -76,12 +79,29 @@ class FaultRecord:
         return np.int32(self._owners.index(owner))
 
     def counters(self) -> Any:
-        """uint64 ``[2]`` for another group's resolver: its misses, and entries without any copy."""
-        first = _WORDS + 4 * self._groups
-        self._groups += 1
-        if self._groups > GROUPS_MAX:
-            raise ConfigError(f"more than {GROUPS_MAX} index groups on a device")
-        return self._record[first : first + 4].view(np.uint64)
+        """uint64 ``[2]`` for another group's resolver, wiped on the current (compute) stream: its
+        misses, and entries without any copy. Raises ConfigError as `check_groups`."""
+        self.check_groups(1)
+        place = self._free.pop(0)
+        first = _WORDS + 4 * place
+        made = self._record[first : first + 4].view(np.uint64)
+        self._device.wipe(made, 0)
+        self._since[place], self._told[place] = self._copied, 0
+        return made
+
+    def give_back(self, counters: Any) -> None:
+        """Nothing that counts there is queued after this."""
+        first = (counters.data.ptr - self._record.data.ptr) // self._record.itemsize
+        self._free.append((first - _WORDS) // 4)
+
+    def check_groups(self, count: int) -> None:
+        """Raise ConfigError where there is no room for the counters of so many groups more."""
+        if count > len(self._free):
+            others = GROUPS_MAX - len(self._free)
+            raise ConfigError(
+                f"layout.index_groups: {count} groups, with {others} of workers that this device "
+                f"has; it counts for {GROUPS_MAX}: put more layers in a group or shut a worker down"
+            )
 
     def copy_out(self) -> None:
         """Queue a copy of the record as it will be here, on the current (compute) stream."""
@@ -114,8 +134,7 @@ class FaultRecord:
         _, kind, row, owner, position = (int(x) for x in record[:_FIRST])
         words = record[_FIRST:_WORDS].view(np.uint32)
         self.counts = {": ".join(what): int(words[k]) for k, what in _KINDS.items() if words[k]}
-        lost = int(record[_WORDS:].view(np.uint64)[1::2].sum())
-        newly_lost, self.lost = lost - self.lost, lost
+        newly_lost = self._newly_lost(record, number)
         if kind and number >= self._wiped:
             self._wiped = self._copied
             self._device.compute.enqueue(lambda: self._device.wipe(self._first, 0))
@@ -128,3 +147,10 @@ class FaultRecord:
             raise InvariantViolation(
                 name, f'{newly_lost} selected entries: {why}; checks="on" names the first'
             )
+
+    def _newly_lost(self, record: _I32, number: int) -> int:
+        lost = record[_WORDS:].view(np.uint64)[1::2]
+        new = np.where(self._since <= number, lost - self._told, np.uint64(0))
+        self._told += new
+        self.lost += (total := int(new.sum()))
+        return total

@@ -65,8 +65,9 @@ class GroupResolver:
                 self._resolver = CudaResolver(
                     state.sizes, tables, requests, self.layers, state.step
                 )
-                self._resolver.counters = self.device.faults.counters()
             self._seen = self.device.cupy.zeros((2,), self.device.cupy.uint64)
+            if self._resolver is not None:  # last: nothing that fails may keep them
+                self._resolver.counters = self.device.faults.counters()
         self._kept: dict[tuple[int, int, int], ResolveCall] = {}
         self._open: list[CudaPlan] = []  # some layer has not fetched
         self._arena: CallArena | None = None  # what calls of open plans are cut from
@@ -86,6 +87,11 @@ class GroupResolver:
     def state_bytes(self) -> int:
         """Bytes of replacement state; none without a host tier."""
         return self._resolver.state_bytes if self._resolver is not None else 0
+
+    def close(self) -> None:
+        """Nothing of it is queued, or will be."""
+        if self._resolver is not None:
+            self.device.faults.give_back(self._resolver.counters)
 
     def begin_step(self, step: int) -> None:
         """A step, or a dummy one under the number of the last. Where epochs come again, then and

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -62,13 +61,14 @@ class CudaKernels:
         names += " check_selection check_rows fill"
         self._kernels = {name: module.get_function(f"hisparse_{name}") for name in names.split()}
         self._blocks_max = 8 * int(device.cupy.cuda.Device().attributes["MultiProcessorCount"])
-        self._states: WeakKeyDictionary[DeviceTables, WorkerState] = WeakKeyDictionary()
+        self._states: dict[DeviceTables, WorkerState] = {}
         self._uploaded: tuple[StepRows, Any, Any] | None = None
 
     def check(self, config: HiSparseConfig) -> None:
         sizes = check_sizes(config)
         if config.offload:
             sizes.check_block(self.device.shared_bytes)
+            self.device.faults.check_groups(len(config.layout.index_groups))
         check_gpu(config, self.device.room(demand_bytes(config)))
 
     # -- launching -------------------------------------------------------------------------------
@@ -211,6 +211,12 @@ class CudaKernels:
         state = next(s for s in self._states.values() if s.serves(cache))
         state.bind(cache)
         return CudaCopies(geometry, cache)
+
+    def drop(self, tables: DeviceTables) -> None:
+        if (state := self._states.pop(tables, None)) is not None:
+            self._uploaded = None
+            for group in state.groups:
+                group.close()
 
     def change_tables(
         self,
