@@ -39,3 +39,14 @@ def test_the_front_page_leads_to_every_page_and_names_the_extras_of_users():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = set(project["project"]["optional-dependencies"]) - {"test", "lint", "docs"}
     assert extras and not [extra for extra in extras if not re.search(rf"\b{extra}\b", text)]
+
+
+def test_the_words_of_the_cuda_page_are_explained_before_it_uses_them():
+    text = (DOCS / "cuda.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition("\n## Words\n")
+    table, _, after = rest.partition("\n## ")
+    explained = re.findall(r"(?:^\| \*\*|its \*|the \*)([a-z ]+)\*", table, re.MULTILINE)
+    for word in ("row", "request row", "line", "span", "wave", "floor", "ordinal"):
+        use = re.compile(rf"\b{word}s?\b")
+        assert word in explained and use.search(table) and not use.search(before), word
+        assert word == "ordinal" or use.search(after), f"{word}: explained, and not used"
