@@ -21,12 +21,8 @@ from pydantic import ValidationError
 
 from hisparse.config import HiSparseConfig
 from hisparse.config_check import config_error
-from hisparse.engine.what_if.recording import (
-    ASKED_ANEW,
-    Disturbance,
-    RecordedRequest,
-    Recording,
-)
+from hisparse.engine.what_if.inputs import Disturbance, RecordedRequest
+from hisparse.engine.what_if.recording import ASKED_ANEW, Recording
 from hisparse.errors import UsageError
 from hisparse.fsm import events as ev
 from hisparse.fsm.describe import line

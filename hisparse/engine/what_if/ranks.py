@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
 
-from hisparse.engine.what_if.recording import CopyKey, CopyKind, IndexPages, Recording
+from hisparse.engine.what_if.inputs import CopyKey, CopyKind, IndexPages
+from hisparse.engine.what_if.recording import Recording
 from hisparse.fsm.wire import (
     Ack,
     AckKind,

@@ -26,17 +26,17 @@ from hisparse.engine.loop import ReferenceEngine
 from hisparse.engine.served import Served
 from hisparse.engine.trace import WorkloadRequest
 from hisparse.engine.what_if.hot_rows import HotRows
-from hisparse.engine.what_if.ranks import RecordedRanks
-from hisparse.engine.what_if.recording import (
+from hisparse.engine.what_if.inputs import (
     CachesReset,
     CopyKey,
     Disturbance,
     IndexPages,
     MemoryTold,
     RecordedRequest,
-    Recording,
     TimeTold,
 )
+from hisparse.engine.what_if.ranks import RecordedRanks
+from hisparse.engine.what_if.recording import Recording
 from hisparse.fsm.cursor import LogCursor
 from hisparse.fsm.events import Event
 from hisparse.fsm.log import MemoryLog
