@@ -2,8 +2,11 @@
 
 Owns no memory. Sources are package data below ``kernels/``; sizes are compile-time constants, so a
 module is compiled for each set of sizes and each architecture, by CuPy, which keeps what it made on
-disk under a key of source, options and architecture. CuPy is imported where it is used: a machine
-without a GPU can import this module, and its CI compiles the same sources with the same options.
+disk (``CUPY_CACHE_DIR``, ``~/.cupy/kernel_cache`` by default) under a key of source, options,
+architecture, NVRTC's version and its own. `source` gives it the whole text, own headers included,
+so the key sees all that is compiled but the headers of the toolkit. CuPy is imported where it is
+used: a machine without a GPU can import this module, and its CI compiles the same sources with the
+same options.
 """
 
 from __future__ import annotations
