@@ -162,7 +162,7 @@ class Kernels(Protocol):
     def make_copies(self, geometry: Geometry, cache: BoundCache) -> Copies: ...
     def drop(self, tables: DeviceTables) -> None:
         """The end of the worker whose tables these are, or of one that was not made: let go of what
-        was made for it. Nothing of it is queued, or will be. A second call does nothing."""
+        was made for it. No step of it is queued, or will be. A second call does nothing."""
         ...
 
 

@@ -40,7 +40,7 @@ from hisparse.device.rows import StepRows
 from hisparse.device.tables import DeviceTables
 from hisparse.device.transfers import CopyFault, TransferQueue
 from hisparse.device.warm_up import Capabilities, dummy_step
-from hisparse.errors import ProtocolError, UsageError
+from hisparse.errors import DeviceError, ProtocolError, UsageError
 from hisparse.fsm import events
 from hisparse.fsm.wire import (
     Ack,
@@ -88,38 +88,54 @@ class HiSparseWorker:
         self.to_seq = at_seq
         self.calls = DeviceCalls(device, sink)
         self.acks = AckStream(rank, worker_epoch, self.calls)
-        suffix_bytes = self.geometry.suffix_pool_bytes
-        pool_bytes = self.geometry.gpu_pool_bytes + self.geometry.host_pool_bytes + suffix_bytes
+        pools = self.geometry.gpu_pool_bytes, self.geometry.host_pool_bytes
+        pool_bytes = sum(pools) + self.geometry.suffix_pool_bytes
         poisoned = config.checks == "on" and pool_bytes <= _POISON_LIMIT_BYTES
-        self._fill = fill = POISON if poisoned else 0
-        self.gpu_pool: Array = device.allocate(self.geometry.gpu_pool_bytes, fill)
+        self._fill = POISON if poisoned else 0
+        self.gpu_pool: Array = None
         self.host_pool: Array = None
         self.suffix_pool: Array | None = None
-        try:
-            self._allocate_host(fill, suffix_bytes)
-        except BaseException:
-            self._release_pools()
-            raise
-        self.tables = DeviceTables(self.geometry, device)
-        cache = bind_cache(
-            self.geometry, device, self.tables, self.gpu_pool, self.host_pool, self.suffix_pool
-        )
-        self.suffix = cache.suffix
-        self.index = cache.index
-        self.groups = cache.groups
-        self._runtimes = tuple(handle.runtime for handle in cache.handles)
-        copies = device.kernels.make_copies(self.geometry, cache)
-        self._applier = CommandApplier(self.calls, self.tables, cache, copies)
-        self.transfers = TransferQueue(self.calls, self.geometry, copies, self.acks, copy_fault)
         self.handles: tuple[HiSparseCacheHandle, ...] = ()
-        self.bind(cache.handles)
         self._step: int | None = None
         self._last_step = -1
         self._stopped = self._closed = False
         self.asleep = 0
         self._steps: deque[tuple[int, Event]] = deque()
         self._commands = self._index_pages_copied = 0
-        self.calls.emit(events.WorkerOpened(at_seq, rank, worker_epoch, at_seq))
+        self.tables = DeviceTables(self.geometry, device)
+        try:
+            self._allocate()
+            self._set_up(copy_fault)
+            self.calls.emit(events.WorkerOpened(at_seq, rank, worker_epoch, at_seq))
+        except BaseException as error:  # who wanted it has nothing to shut down
+            device.kernels.drop(self.tables)
+            try:
+                self._release_pools()
+            except DeviceError as failed:  # pinning had: it is told once
+                error.add_note(str(failed))
+                self._release_pools()
+            raise
+
+    def _allocate(self) -> None:
+        geometry, pinned, fill = self.geometry, self.device.allocate_pinned, self._fill
+        layer_bytes = geometry.host_pool_bytes // geometry.layers
+        self.gpu_pool = self.device.allocate(geometry.gpu_pool_bytes, fill)
+        self.host_pool = pinned(geometry.host_pool_bytes, fill, geometry.page_bytes, layer_bytes)
+        if suffix_bytes := geometry.suffix_pool_bytes:
+            self.suffix_pool = pinned(suffix_bytes, fill, geometry.index_page_bytes)
+
+    def _set_up(self, copy_fault: CopyFault | None) -> None:
+        cache = bind_cache(
+            self.geometry, self.device, self.tables, self.gpu_pool, self.host_pool, self.suffix_pool
+        )
+        self.suffix = cache.suffix
+        self.index = cache.index
+        self.groups = cache.groups
+        self._runtimes = tuple(handle.runtime for handle in cache.handles)
+        copies = self.device.kernels.make_copies(self.geometry, cache)
+        self._applier = CommandApplier(self.calls, self.tables, cache, copies)
+        self.transfers = TransferQueue(self.calls, self.geometry, copies, self.acks, copy_fault)
+        self.bind(cache.handles)
 
     def bind(self, handles: Sequence[HiSparseCacheHandle]) -> None:
         """Register the handles that cache set-up bound: these very objects, one a layer."""
@@ -288,13 +304,6 @@ class HiSparseWorker:
         self.handles = self.groups = self._runtimes = ()
         del self._applier, self.index, self.suffix
         return last
-
-    def _allocate_host(self, fill: int, suffix_bytes: int) -> None:
-        geometry, pinned = self.geometry, self.device.allocate_pinned
-        layer_bytes = geometry.host_pool_bytes // geometry.layers
-        self.host_pool = pinned(geometry.host_pool_bytes, fill, geometry.page_bytes, layer_bytes)
-        if suffix_bytes:
-            self.suffix_pool = pinned(suffix_bytes, fill, geometry.index_page_bytes)
 
     def _release_pools(self) -> None:
         for name in ("gpu_pool", "host_pool", "suffix_pool"):

@@ -7,19 +7,24 @@ import os
 
 import numpy as np
 import pytest
-from backends import plain
+from backends import closes, open_backend, plain
 from device_rig import GIB, PAGE, Rig, contents, make_config, resident, restore, spill
 
 from hisparse.device.cpu.streams import SimDevice
+from hisparse.device.cuda.faults import GROUPS_MAX
+from hisparse.device.worker import HiSparseWorker
 from hisparse.errors import DeviceError, ProtocolError, UsageError
 from hisparse.fsm.wire import AckKind
 
 on_both = pytest.mark.usefixtures("backend")
 
 
+def with_suffix():
+    return make_config(suffix={"name": "cpu", "gib": 8 * 2 * PAGE * 3 / GIB})
+
+
 def worker_rig(**kwargs):
-    suffix = {"name": "cpu", "gib": 8 * 2 * PAGE * 3 / GIB}
-    return Rig(make_config(suffix=suffix), **kwargs)
+    return Rig(with_suffix(), **kwargs)
 
 
 def no_gpu_content(rig):
@@ -87,6 +92,36 @@ def test_the_memory_really_goes_back():
     assert before - resident_bytes() > 0.9 * size
     device.release(pool)
     assert device.statistics()["allocated_bytes"] == 0
+
+
+def no_memory(*_, **__):
+    raise MemoryError("as much as that")
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("where", "good_calls"),
+    [("allocate_pinned", 1), ("make_resolver", 1), ("make_copies", 0), ("sink", 0)],
+)
+def test_a_worker_that_fails_while_it_is_made_gives_all_back(where, good_calls, monkeypatch):
+    """And another can be made on the device, which has no less room for it."""
+    device, config = open_backend(), with_suffix()
+    owner = device if where == "allocate_pinned" else device.kernels
+    good, calls = getattr(owner, where, None), []
+
+    def fails(*arguments, **more):
+        calls.append(arguments)
+        return (good if len(calls) <= good_calls else no_memory)(*arguments, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="as much as that"):
+        if where != "sink":
+            patch.setattr(owner, where, fails)
+        HiSparseWorker(config, device, sink=fails if where == "sink" else None)
+    assert len(calls) == good_calls + 1 and device.statistics()["allocated_bytes"] == 0
+    closes(HiSparseWorker(config, device))
+    assert device.statistics()["allocated_bytes"] > 0
+    if device.name == "cuda":
+        device.faults.check_groups(GROUPS_MAX - len(config.layout.index_groups))
 
 
 @on_both

@@ -317,6 +317,39 @@ class Pinning(SimDevice):
             super().release(array)
 
 
+def test_a_worker_that_fails_while_it_is_made_gives_back_a_pool_whose_pinning_failed():
+    device = Pinning()
+
+    def sink(event):
+        for thread in device.pools[0]._threads:
+            thread.join()
+        raise ZeroDivisionError("of another kind")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        HiSparseWorker(make_config(hosts=2048), device, sink=sink)
+    notes = caught.value.__notes__
+    assert len(notes) == 1 and "host pool: piece 3 of" in notes[0]
+    assert device.statistics()["allocated_bytes"] == 0
+    assert all(pool._bytes is None for pool in device.pools)
+
+
+@pytest.mark.parametrize("told", [DeviceError, KeyboardInterrupt])
+def test_a_small_pool_whose_wait_fails_is_nobodys(told, monkeypatch):
+    def wait():
+        raise told("host pool: piece 1 of 1")
+
+    calls = []
+    memory = SimpleNamespace(
+        address=4, wait=wait, release=lambda: calls.append("release"), array=np.zeros(1, np.uint8)
+    )
+    monkeypatch.setattr(cuda_device, "pinned_memory", lambda *args, **kwargs: memory)
+    device = SimpleNamespace(index=0, _pinned={}, memory_of=lambda array: memory)
+    device.release = lambda array: CudaDevice.release(device, array)
+    with pytest.raises(told, match="piece 1 of 1"):
+        CudaDevice.allocate_pinned(device, 1 << 20, 0, 1, 0)
+    assert calls == ["release"] and not device._pinned
+
+
 def test_shutdown_tells_of_it_once_and_has_given_all_back_when_it_is_called_again():
     device = Pinning()
     worker = HiSparseWorker(make_config(hosts=2048), device)

@@ -120,7 +120,11 @@ class CudaDevice:
         )
         self._pinned[memory.address] = memory
         if size_bytes <= WAIT_BYTES:
-            memory.wait()
+            try:
+                memory.wait()
+            except BaseException:  # nobody gets what could be released
+                self.release(memory.array)
+                raise
         return memory.array
 
     def memory_of(self, array: npt.NDArray[np.uint8]) -> HostMemory:
