@@ -17,7 +17,7 @@ from hisparse.config_check import REQUIRED
 from hisparse.config_sources import load, parsed
 from hisparse.device.checks import checksum_sizes
 from hisparse.device.cuda.kernels import resolve_memory
-from hisparse.device.cuda.state import check_sizes
+from hisparse.device.cuda.state import check_kernel_sizes
 from hisparse.errors import ConfigError
 
 DERIVED = ("block_bytes", "page_bytes", "host_pages", "suffix_pages", "hot_blocks", "max_pages")
@@ -58,7 +58,7 @@ def config(file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     sizes |= checksum_sizes(loaded)
     refused: dict[str, str] = {}  # by the backends that do not take what `cpu` does
     try:
-        check_sizes(loaded)
+        check_kernel_sizes(loaded)
         sizes |= resolve_memory(loaded)
     except ConfigError as error:
         refused["cuda"] = str(error)

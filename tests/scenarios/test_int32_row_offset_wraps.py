@@ -18,7 +18,7 @@ from hisparse.config import (
     PoolConfig,
     ScheduleConfig,
 )
-from hisparse.device.cuda.state import check_sizes
+from hisparse.device.cuda.state import check_kernel_sizes
 from hisparse.device.rows import StepRows
 from hisparse.errors import ConfigError
 from hisparse.fsm.wire import (
@@ -57,11 +57,11 @@ def test_more_rows_than_32_bits_name_are_refused_with_the_most_that_would_do(
     given = getattr(getattr(wanted, section), name)
     said = rf"^{field}={given:.15g}: \d+ rows, .* at most {2**31 - 1} .*, use at most {value}$"
     with pytest.raises(ConfigError, match=said) as caught:
-        check_sizes(wanted)
+        check_kernel_sizes(wanted)
     assert caught.value.fixes == {field: value}
-    check_sizes(changed(wanted, field, value))
+    check_kernel_sizes(changed(wanted, field, value))
     with pytest.raises(ConfigError, match=f"^{field}="):
-        check_sizes(changed(wanted, field, value + one_more))
+        check_kernel_sizes(changed(wanted, field, value + one_more))
 
 
 def changed(config, field, value):

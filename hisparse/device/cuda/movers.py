@@ -23,7 +23,7 @@ from hisparse.device.cuda.gpu_demand import check_gpu, demand_bytes
 from hisparse.device.cuda.group import GroupResolver
 from hisparse.device.cuda.kernels import load
 from hisparse.device.cuda.plan import CudaPlan
-from hisparse.device.cuda.state import WorkerState, check_sizes
+from hisparse.device.cuda.state import WorkerState, check_kernel_sizes
 from hisparse.device.handle import PagedCacheView
 from hisparse.device.layout import POISON, Geometry
 from hisparse.device.rows import StepRows
@@ -65,7 +65,7 @@ class CudaKernels:
         self._uploaded: tuple[StepRows, Any, Any] | None = None
 
     def check(self, config: HiSparseConfig) -> None:
-        sizes = check_sizes(config)
+        sizes = check_kernel_sizes(config)
         if config.offload:
             sizes.check_block(self.device.shared_bytes)
             self.device.faults.check_groups(len(config.layout.index_groups))

@@ -48,7 +48,7 @@ def sizes_of(geometry: Geometry) -> ResolveSizes:
     )
 
 
-def check_sizes(config: HiSparseConfig) -> ResolveSizes:
+def check_kernel_sizes(config: HiSparseConfig) -> ResolveSizes:
     """`sizes_of` a configuration whose rows have numbers: they are named by 32 bits, while every
     offset in bytes has 64. Raises ConfigError for what the kernels cannot hold."""
     g, pools = Geometry.of(config), config.pools
