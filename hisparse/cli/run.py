@@ -159,6 +159,8 @@ def names_of(origins: Mapping[str, str], options: Mapping[str, Any]) -> dict[str
     for field, path in (PATHS | {field: field for field in LOG_OPTIONS}).items():
         said = path in origins and field not in over
         names[field] = names[path] = path if said else flags[field]
+    if options.get("log", {}).get("mode") == "disk":
+        names["log.mode"] = LOG_OPTIONS["log.dir"]
     return names | {"schedule.lookahead_rows": names["spec"]}
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hisparse.config import RESIDENT, HiSparseConfig
-from hisparse.config_check import Fault, faults_of, faulty, known_paths, unknown_key
+from hisparse.config import RESIDENT, HiSparseConfig, check_sizes
+from hisparse.config_check import Fault, faults_of, faulty, known_paths, unknown_key, with_fixes
 from hisparse.device import check_device
 from hisparse.engine.options import DECIDED, PLACES, WORKLOAD, RunConfig, sections_of
-from hisparse.errors import ConfigError, HiSparseError
+from hisparse.errors import CapacityError, ConfigError, HiSparseError
 from hisparse.kv import policies
 
 POLICIES = tuple(name for name in policies.names() if name != RESIDENT)  # that one serves nothing
@@ -49,7 +49,9 @@ def run_config(
     layout = {"row_bytes": 1, "index_row_bytes": 1, "index_groups": ((0,),)}
     raw = RunConfig.model_construct(None, **fields)
     blocks = 2 if raw.gpu_blocks is None else raw.gpu_blocks
-    found = _invalid(HiSparseConfig, sections_of(raw, layout, blocks, 1), origins) | found
+    whole = sections_of(raw, layout, blocks, 1)
+    found = _invalid(HiSparseConfig, whole, origins) | found
+    found |= _too_large(whole, found)
     if found:
         raise faulty(found.values())
     return usable
@@ -102,6 +104,19 @@ def _invalid(
         model.model_validate(data)
     except ValidationError as error:
         return {_path(fault.path): fault for fault in faults_of(error, model, origins)}
+    return {}
+
+
+def _too_large(whole: Mapping[str, Any], found: Mapping[str, Fault]) -> dict[str, Fault]:
+    """Sizes that no machine has, where the other faults can be mended."""
+    fixes = {_path(p): value for fault in found.values() for p, value in fault.fixes.items()}
+    ours = {p: value for p, value in fixes.items() if "." in p and p.partition(".")[0] in whole}
+    try:
+        check_sizes(HiSparseConfig.model_validate(with_fixes(whole, ours)))
+    except ValidationError:
+        return {}
+    except CapacityError as error:
+        return {"sizes": Fault("sizes", str(error), error.fixes)}
     return {}
 
 

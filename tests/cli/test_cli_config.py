@@ -202,6 +202,7 @@ FAULTS: list[dict[str, dict[str, object] | object]] = [
     {"policy": {"promote_pages": -1}},
     {"schedule": {"max_requests": 0}},
     {"schedule": {"max_model_len": 9}},
+    {"schedule": {"step_rows": 1 << 40}},  # what no machine has
     {"log": {"mode": "disk"}},
     {"log": {"snapshot_events": -1}},
     {"suffix": {"name": "gpu"}},
