@@ -7,7 +7,7 @@ writing those bytes into the pools directly. The device is of the backend that `
 from __future__ import annotations
 
 import numpy as np
-from backends import closes, open_backend, plain
+from backends import ask_for_faults, closes, open_backend, plain
 
 from hisparse.config import (
     HiSparseConfig,
@@ -80,6 +80,8 @@ def page_rows(row, page):
 
 def knock_out(transfers, without):
     """Leaves out every wait of one name."""
+    if without is not None:
+        ask_for_faults()
 
     def wait(stream, event, why):
         if why != without:
