@@ -231,6 +231,8 @@ def test_other_verbs_pass_over_the_sidecar(selected):
         (("--gpu-blocks", "5:1:1"), "from:to:step"),
         (("--gpu-blocks", "1:1000000:1"), "from:to:step"),
         (("--gpu-blocks", "0"), "--gpu-blocks=0"),
+        (("--gpu-blocks", str(10**20)), f"--gpu-blocks={10**20} must be at most"),
+        (("--max-requests", str(1 << 31)), f"--max-requests={1 << 31} must be at most"),
         (("--write-back", "later"), "--write-back='later'"),
         (("--host-pool-gib", "nan"), "--host-pool-gib=nan"),
         (("--gpu-blocks", "2:400", "--drop", "1"), "from:to:step"),

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hisparse.config import HiSparseConfig
+from hisparse.config import HiSparseConfig, check_sizes
 from hisparse.config_check import config_error
 from hisparse.engine.what_if.inputs import Disturbance, RecordedRequest
 from hisparse.engine.what_if.recording import ASKED_ANEW, Recording
@@ -160,6 +160,6 @@ def changed_config(config: HiSparseConfig, changes: Mapping[str, Any]) -> HiSpar
         section, _, name = path.partition(".")
         data[section] = {**data[section], name: value}
     try:
-        return HiSparseConfig.model_validate(data)
+        return check_sizes(HiSparseConfig.model_validate(data))
     except ValidationError as error:
         raise config_error(error) from None
