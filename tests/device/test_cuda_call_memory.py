@@ -6,6 +6,7 @@ launched: no GPU is needed.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,16 +14,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from device_rig import make_config
+from lagging_device import LaggingDevice
 from test_cuda_state_bytes import Cupy
 
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.cuda import resolver, state
+from hisparse.device.cuda.faults import GROUPS_MAX, FaultRecord
 from hisparse.device.cuda.group import GroupResolver
 from hisparse.device.cuda.kernels import open_at_once, resolve_memory
+from hisparse.device.cuda.movers import CudaKernels
 from hisparse.device.cuda.state import WorkerState
 from hisparse.device.layout import Geometry
 from hisparse.device.rows import StepRows
 from hisparse.device.tables import DeviceTables
+from hisparse.errors import ConfigError
 
 TOP_K = 4
 IN_TURN, INTERLEAVED = ((0, 1), (2, 3)), ((0, 2), (1, 3))
@@ -63,7 +68,7 @@ class Model:
         device = SimpleNamespace(
             cupy=self.cupy,
             compute=SimpleNamespace(current=nullcontext, wait=self.waits.append),
-            faults=SimpleNamespace(counters=lambda: None),
+            faults=FaultRecord(LaggingDevice()),
             upload=lambda array: array,
             wipe=lambda array, value: array.view(np.uint8).fill(value),
             memory_of=lambda array: None,
@@ -198,6 +203,21 @@ def test_what_a_failed_step_left_on_side_is_waited_for_before_its_call_is_cut_ag
     again = model.plan(0, rows)
     assert np.shares_memory(left.calls[0].count, again.calls[0].count)
     assert model.cupy.held() == model.said
+
+
+def test_a_worker_that_is_over_leaves_nothing_of_its_calls_and_its_groups(monkeypatch):
+    model = Model(monkeypatch, 2 * TOP_K, 16, 4)
+    tables, faults = model.state.tables, model.state.device.faults
+    kernels = SimpleNamespace(_states={tables: model.state}, _uploaded=None)
+    with pytest.raises(ConfigError, match=f"{GROUPS_MAX} groups, with 2 of workers"):
+        faults.check_groups(GROUPS_MAX)
+    for _ in range(2):
+        CudaKernels.drop(kernels, tables)
+        faults.check_groups(GROUPS_MAX)
+    model.groups.clear()
+    del model.state
+    gc.collect()
+    assert model.said > 0 == model.cupy.held()
 
 
 @pytest.mark.parametrize("verb", ["copy_out", "locate"])
