@@ -21,7 +21,10 @@ def test_worlds_in_which_faults_strike_hold_on_a_gpu():
     assert sum(hits > 0 for hits in report["sometimes"].values()) > 20
 
 
-@pytest.mark.parametrize("edge", ["compute_after_spill", "d2h_after_compute"])
+@pytest.mark.parametrize(
+    "edge",
+    ["compute_after_spill", "d2h_after_compute", "h2d_after_compute", "compute_after_restore"],
+)
 def test_without_an_ordering_edge_a_world_on_a_gpu_does_not_hold(edge, monkeypatch):
     """What the property is about happens: else it would hold for nothing."""
 
