@@ -76,6 +76,11 @@ class StepChecks(HiSparseConnector):
             told = token_ids(want, f"plan_step: tokens of {name!r}").tolist()
             want = len(told)
         computed, limit = int(state.rows.computed[row]), int(state.rows.limit[row])
+        if computed == limit:
+            raise UsageError(
+                f"plan_step: request {name!r} wants {want} rows: it has computed all {limit} that "
+                "it was admitted for: finish it, or admit it with a larger max_new"
+            )
         if not 1 <= want <= limit - computed:
             raise UsageError(
                 f"plan_step: request {name!r} wants {want} rows: it has computed {computed} and "

@@ -51,6 +51,20 @@ def test_a_prompt_is_not_computed_from_other_tokens():
     world.engine.prefill("w")
 
 
+def test_what_has_computed_all_is_to_be_finished():
+    with opened() as backend:
+        engine = Engine(backend)
+        engine.admit("a", PROMPT, 4)
+        engine.prefill("a")
+        for _ in range(4):
+            engine.decode("a")
+        before = backend.coordinator.digest()
+        with pytest.raises(UsageError, match="computed all 24 that it was admitted for: finish it"):
+            backend.plan_step({"a": 1})
+        assert backend.coordinator.digest() == before
+        backend.finish("a")
+
+
 def test_a_request_is_finished_once_and_after_its_prompt():
     world = World("idle")
     world.backend.abort("w")

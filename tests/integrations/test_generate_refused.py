@@ -92,6 +92,30 @@ def test_tokens_are_needed_and_a_backend_of_this_model(model, roomy):
         HiSparseCache(other, roomy)
 
 
+def test_model_and_backend_in_each_others_place_are_told(model, roomy):
+    with pytest.raises(UsageError, match=r"HiSparseBackend is no model of transformers: pass one"):
+        HiSparseCache(roomy, model)
+    with pytest.raises(UsageError, match="Linear is no model of transformers"):
+        HiSparseCache(torch.nn.Linear(2, 2), roomy)
+    with pytest.raises(UsageError, match="NoneType is no HiSparseBackend"):
+        HiSparseCache(model, None)
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_batch_without_a_token_is_refused(model, roomy, lines):
+    with HiSparseCache(model, roomy) as cache:
+        ids = torch.zeros(lines, lines - 1 if lines else 5, dtype=torch.long)
+        with pytest.raises(UsageError, match=f"of {lines} lines without a token"):
+            model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
+
+
+def test_more_tokens_than_were_promised_name_both_numbers(model, roomy):
+    ids, mask = prompts(lines=2)
+    said = pytest.raises(UsageError, match=r"max_tokens=44: pass generate\(\) a smaller max_new_")
+    with HiSparseCache(model, roomy, max_tokens=44) as cache, said:
+        generate(model, cache, ids, mask, 9)
+
+
 def test_a_pass_that_fails_changes_no_row(model, roomy):
     ids = prompts(lines=2, width=30)[0].clamp(min=2)
     mask = torch.ones_like(ids)

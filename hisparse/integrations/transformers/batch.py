@@ -47,6 +47,10 @@ class Batch:
         seen to have ended. Raises UsageError, and nothing was changed."""
         if self.lines and len(ids) != len(self.lines):
             raise UsageError(f"a batch of {len(ids)} on a cache of {len(self.lines)}: make another")
+        if not ids or not ids[0]:
+            raise UsageError(
+                f"input_ids of {len(ids)} lines without a token: pass at least one of each"
+            )
         lines = self.lines or [Line(f"{self._name}-{i}") for i in range(len(ids))]
         width = len(ids[0])
         before = paddings(mask, len(ids), self.columns + width)
@@ -153,6 +157,17 @@ class Batch:
             raise UsageError(
                 f"a pass of {total} tokens, schedule.step_rows is {most}: pass generate("
                 f"prefill_chunk_size={max(1, most // len(wanted))}), or raise step_rows"
+            )
+        over = [
+            line.request
+            for line in self.lines
+            if line.rows + len(wanted.get(line.request, ())) > self._max_tokens
+        ]
+        if over:
+            raise UsageError(
+                f"{', '.join(over)} would have more rows than max_tokens={self._max_tokens}: pass "
+                "generate() a smaller max_new_tokens, or the cache a larger max_tokens (it is "
+                "schedule.max_model_len if none is given)"
             )
         while True:
             plan = self.backend.plan_step(wanted)

@@ -57,6 +57,10 @@ class HiSparseCache(Cache):  # type: ignore[misc]
         from hisparse.integrations.transformers.attention import attach  # which needs these classes
 
         layout = layout_of(model)
+        if not hasattr(backend, "plan_step"):
+            raise UsageError(
+                f"a {type(backend).__name__} is no HiSparseBackend: pass one, behind the model"
+            )
         if layout != backend.config.layout:
             raise UsageError(
                 f"the backend is made for {backend.config.layout!r}, this model is {layout!r}: "

@@ -23,6 +23,11 @@ def attention_modules(model: nn.Module) -> dict[int, Any]:
 
     Raises UsageError for a model that has none, or layers without one.
     """
+    if not hasattr(model, "modules") or not hasattr(model, "config"):
+        raise UsageError(
+            f"a {type(model).__name__} is no model of transformers: pass one, and the backend "
+            "behind it"
+        )
     found = dict(_attention_modules(model))
     if sorted(found) != list(range(len(found))) or len(found) != _layers(model):
         raise UsageError(
