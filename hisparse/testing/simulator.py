@@ -27,6 +27,7 @@ from hisparse.testing.swarm import Swarm
 from hisparse.testing.worlds import Workload
 
 PAUSE_STEPS = 40
+RUSH_FROM = 1 / 3  # of the safety phase: a world that has not spilled by then is filled until it does
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Simulation:
         self.replica = self.player.replica
         longest = swarm.config.schedule.max_model_len
         self._pause: tuple[int, str, dict[str, int]] | None = None  # its end, what for
+        self._spilled = not swarm.config.offload
         self.workload = Workload(random.Random(f"{world.seed} workload"), longest, swarm.tides)
 
     def run(self) -> SimulationResult:
@@ -89,13 +91,18 @@ class Simulation:
             if not (self.replica.down or self._pause):
                 self._arrivals()
             self.player.do("step")
+            self._spilled |= self.replica.coordinator.metrics.counts["spills"] > 0
             if not self.replica.down:
                 self._operate()
 
     def _arrivals(self) -> None:
+        """Some come now and then; in a rush as many as there are rows, half as long as may be."""
         replica, swarm = self.replica, self.swarm
-        while len(replica.engine.live) < swarm.crowd and self.rng.random() < swarm.arrivals:
-            work = self.workload.next(replica.now * 10.0)
+        rush = not self._spilled and replica.now >= swarm.steps * RUSH_FROM
+        crowd = max(swarm.crowd, swarm.config.schedule.max_requests) if rush else swarm.crowd
+        while len(replica.engine.live) < crowd and (rush or self.rng.random() < swarm.arrivals):
+            greedy = rush and self.rng.random() < 0.5
+            work = self.workload.next(replica.now * 10.0, greedy=greedy)
             prompt = work.prompt.tolist()
             self.player.do("submit", request=work.request, prompt=prompt, max_new=work.max_new)
 

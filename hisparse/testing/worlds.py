@@ -1,7 +1,8 @@
 """Random worlds: the configuration and the workload of a simulation, drawn by seed.
 
-Small on purpose, and under pressure: few blocks, few host pages, every policy. In `tides` a few
-long requests stay while short ones squeeze them and go, so that pages can come back.
+Small on purpose, and under pressure: few blocks, few host pages, every policy, and a longest request
+that cannot stay resident. In `tides` a few long requests stay while short ones squeeze them and go,
+so that pages can come back.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ EOS = 96  # never sampled: lengths are the workload's
 
 HOST_SHARES = (1.3, 3.0, 10.0)
 GPU_SHARES = (1.0, 1.5, 2.0, 4.0)
+# Of the longest request: more than any world's window and hot region have. One of no more pages
+# stays resident, and a world of such requests alone never spills.
+PAGES_LEAST = 6
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +107,7 @@ def random_config(rng: random.Random, tides: bool = False, spec: int = 0) -> HiS
     page_size, longest = rng.choice([2, 4, 8]), 64 if tides else rng.choice([24, 48])
     world = World(
         page_size=page_size,
-        tokens_max=longest,
+        tokens_max=max(longest, PAGES_LEAST * page_size),
         write_back=rng.choice(["eager", "on_pressure"]),
         hot_rows=rng.choice([4, 8, 11]),
         watermark_blocks=rng.choice([0, 0, 3]),
@@ -119,7 +123,18 @@ def random_config(rng: random.Random, tides: bool = False, spec: int = 0) -> HiS
         rng.choice(HOST_SHARES)  # not used: without it, every seed would be another world
     gpu_share = rng.choice([2, 3, 4] if tides else GPU_SHARES)
     host_share = 10.0 if tides else rng.choice(HOST_SHARES)
-    return replace(world, gpu_share=gpu_share, host_share=host_share).config()
+    return _no_larger_than_the_host(
+        replace(world, gpu_share=gpu_share, host_share=host_share).config()
+    )
+
+
+def _no_larger_than_the_host(config: HiSparseConfig) -> HiSparseConfig:
+    """The same world with no more GPU blocks than host pages, of which admission asks for a
+    request's too: more would never be full."""
+    least = config.steady_blocks(config.schedule.max_model_len) + 1
+    blocks = min(config.pools.gpu_blocks, max(least, config.host_pages))
+    pools = config.pools.model_copy(update={"gpu_blocks": blocks})
+    return check_capacity(config.model_copy(update={"pools": pools}))
 
 
 def with_suffix(config: HiSparseConfig, rng: random.Random) -> HiSparseConfig:
