@@ -11,9 +11,10 @@ from mutants import acknowledgements, admission, ends, streams
 
 from hisparse.connector.hisparse import HiSparseConnector
 from hisparse.errors import ConfigError
+from hisparse.testing import simulator
 from hisparse.testing.atlas import ATLAS, marks_of, select
 from hisparse.testing.campaign import Campaign, run_campaign
-from hisparse.testing.simulator import simulate
+from hisparse.testing.simulator import Simulation, simulate
 from hisparse.testing.swarm import Swarm
 
 
@@ -92,3 +93,19 @@ def test_faults_are_named_by_kind_or_family_and_left_out_by_a_minus():
     }
     with pytest.raises(ConfigError, match=r"'ack_lots' is no kind of fault: use one of ack_lost"):
         select("ack_lots")
+
+
+def test_the_longest_request_of_each_world_cannot_stay_resident_nor_the_gpu_hold_all_of_the_host():
+    for seed in range(200):
+        config = Swarm.of(seed).config
+        assert config.max_pages > config.backed_pages, seed
+        assert config.pools.gpu_blocks <= config.host_pages, seed
+
+
+def test_a_world_that_would_never_spill_is_filled_until_it_does(monkeypatch):
+    def spills():
+        return Simulation(9, Swarm.of(9, ranks=1, steps=90, kinds=())).run().counts["spills"]
+
+    assert spills() > 0
+    monkeypatch.setattr(simulator, "RUSH_FROM", 1)
+    assert spills() == 0
