@@ -27,7 +27,7 @@ from hisparse.testing.swarm import Swarm
 from hisparse.testing.worlds import Workload
 
 PAUSE_STEPS = 40
-RUSH_FROM = 1 / 3  # of the safety phase: a world that has not spilled by then is filled until it does
+RUSH_FROM = 1 / 3  # of the safety phase: who has not spilled by then is filled until it does
 
 
 @dataclass

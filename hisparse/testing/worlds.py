@@ -1,8 +1,8 @@
 """Random worlds: the configuration and the workload of a simulation, drawn by seed.
 
-Small on purpose, and under pressure: few blocks, few host pages, every policy, and a longest request
-that cannot stay resident. In `tides` a few long requests stay while short ones squeeze them and go,
-so that pages can come back.
+Small on purpose, and under pressure: few blocks, few host pages, every policy, and a longest
+request that cannot stay resident. In `tides` a few long requests stay while short ones squeeze them
+and go, so that pages can come back.
 """
 
 from __future__ import annotations
