@@ -40,6 +40,7 @@ from hisparse.fsm.log_batch import BatchWriter, Fsync, OnError
 from hisparse.fsm.log_chain import SegmentChain
 from hisparse.fsm.log_files import Disk, OsDisk
 from hisparse.fsm.log_reader import DiskReader, Loss
+from hisparse.fsm.log_segment import recorded_salt
 from hisparse.fsm.log_snapshots import Snapshots
 from hisparse.fsm.log_writer import Recovered, recover
 
@@ -59,7 +60,8 @@ class DiskLog:
     """The one writer of the log in `directory`, which it creates, or recovers and goes on with.
 
     `config_json` and `salt` go into each segment's header; a segment whose header would differ is
-    not continued but followed by a new one. `fsync` "interval" syncs at a `commit` that comes
+    not continued but followed by a new one. A salt that is a function is asked for a new log's; one
+    that is there keeps its own. `fsync` "interval" syncs at a `commit` that comes
     `fsync_interval_s` or more after the last sync. `ring`: events that stay in memory for cursors.
     `compress`: sealed segments, in a thread. `snapshot_events`: see `snapshot_due`. `loss`: what
     recovery moved aside, or None. Raises LogError if another process writes the log, if it is
@@ -73,7 +75,7 @@ class DiskLog:
         *,
         clock: Callable[[], float],
         config_json: bytes | str = "{}",
-        salt: bytes = b"",
+        salt: bytes | Callable[[], bytes] = b"",
         fsync: Fsync = "never",
         fsync_interval_s: float = 1.0,
         segment_bytes: int = 64 << 20,
@@ -90,10 +92,9 @@ class DiskLog:
         self._directory, self._codec, self._clock = Path(directory), codec, clock
         self._disk: Disk = disk or OsDisk()
         self._config = config_json if isinstance(config_json, str) else config_json.decode()
-        self._salt, self._sync = salt, fsync != "never"
+        self._sync = fsync != "never"
         self._encode = codec.encode
         self._reader = DiskReader(self._directory, codec, disk=self._disk)
-        self._snapshots = Snapshots(self._disk, self._directory, salt)
         self._every, self._stored, self._failed_snapshots = snapshot_events, 0, 0
         self._chain: SegmentChain | None = None
         self._lock, self._closed = -1, False
@@ -102,6 +103,8 @@ class DiskLog:
             self._disk.make_directory(self._directory)
             self._lock = self._disk.lock(self._directory / "lock")
             try:
+                self._salt = salt if isinstance(salt, bytes) else self._salt_of(salt)
+                self._snapshots = Snapshots(self._disk, self._directory, self._salt)
                 found = self._recover(ring)
                 chain = self._chain = SegmentChain(
                     self._disk,
@@ -300,6 +303,10 @@ class DiskLog:
             config=self._config,
             created=self._clock(),
         )
+
+    def _salt_of(self, new: Callable[[], bytes]) -> bytes:
+        found = recorded_salt(self._disk, self._directory)
+        return new() if found is None else found
 
     def _recover(self, ring: int) -> Recovered:
         """Find the longest valid prefix; what followed it is moved aside."""

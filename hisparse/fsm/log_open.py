@@ -1,11 +1,13 @@
 """`open_log`: the event log that a `LogConfig` asks for, in memory or on disk.
 
-The clock of the machine is the default here, so that the logs themselves have theirs injected.
+The machine's clock and randomness are the defaults here, so that the logs themselves have theirs
+injected.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Callable
 
@@ -16,7 +18,13 @@ from hisparse.fsm.log import EventLog, MemoryLog
 from hisparse.fsm.log_disk import DiskLog
 from hisparse.fsm.log_files import Disk
 
+SALT_BYTES = 8
 _STREAM = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def new_salt() -> bytes:
+    """Of a log that begins: no frame of any other log, or stream, checks out in it."""
+    return secrets.token_bytes(SALT_BYTES)
 
 
 def open_log(
@@ -25,11 +33,12 @@ def open_log(
     *,
     stream: str,
     config_json: bytes | str = "{}",
-    salt: bytes = b"",
+    salt: bytes | Callable[[], bytes] = new_salt,
     clock: Callable[[], float] = time.time,
     disk: Disk | None = None,
 ) -> EventLog:
     """The log that `config` asks for. `stream` names its directory: ``scheduler``, ``rank-0``.
+    `salt` is that of all segments, or makes a new log's: one that is there then keeps its own.
 
     Raises UsageError for a stream name that is no plain file name, LogError as `DiskLog` does
     and for a directory that is a file.

@@ -49,6 +49,17 @@ def segment_numbers(disk: Disk, directory: Path) -> list[int]:
     return sorted({int(m[1]) for m in map(_SEGMENT.fullmatch, names) if m})
 
 
+def recorded_salt(disk: Disk, directory: Path) -> bytes | None:
+    """The salt of the log in `directory`, as its first whole header has it; None without one."""
+    for number in segment_numbers(disk, directory):
+        segment = Segment(disk, directory, number)
+        header = segment.header
+        segment.close()
+        if isinstance(header, SegmentHeader):
+            return header.salt
+    return None
+
+
 class _Plain:
     """The bytes of an uncompressed segment."""
 
