@@ -76,7 +76,7 @@ def test_one_wrong_byte_in_one_row_is_found(monkeypatch, installed, crowd):
     ("option", "says"),
     [
         (["--spec", 2], ["spec=2", "no draft head", "--model builtin"]),
-        (["--graph"], ["graph=True", "no decode step of fixed shape", "--eager"]),
+        (["--graph"], ["--graph: ", "no decode step of fixed shape", "--eager"]),
         (["--device", "cuda"], ["device='cuda'", "--device cpu"]),
     ],
 )
