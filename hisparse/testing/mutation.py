@@ -130,7 +130,8 @@ def hunt(
     shrink: bool = True,
 ) -> Caught:
     """Run `seeds` with the fault `broken` in the code, until one of them fails; and, with `shrink`,
-    make that one smaller."""
+    make that one smaller. Raises ConfigError for a mutant that no longer fits the code: what it put
+    there was called in another way, which is no fault that a campaign found."""
 
     told = " ".join((broken.__doc__ or "").split())
     ran = events = 0
@@ -139,6 +140,8 @@ def hunt(
             result = Simulation(seed, Swarm.of(seed, ranks=ranks, steps=steps)).run()
         ran += 1
         events += result.events
+        if isinstance(result.error, (TypeError, AttributeError, NameError)):
+            raise ConfigError(f"--mutants: {name} does not fit the code: {result.error!r}")
         if result.violation is not None:
 
             def again(program: Program, settles: bool = result.calm) -> SimulationResult:

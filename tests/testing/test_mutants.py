@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from mutants import MUTANTS
 from mutants.pools import freed_block_kept_in_no_queue, reuse_an_epoch
 
 from hisparse.errors import ConfigError
+from hisparse.kv.coordinator import HiSparseCoordinator
 from hisparse.testing import mutation
 from hisparse.testing.simulator import simulate
 
@@ -41,6 +42,18 @@ def test_what_is_not_there_is_not_found():
 
     row = mutation.hunt("none", whole, range(2), steps=20).report()
     assert not row["found"] and row["seeds"] == 2 and row["witness"] == 0 and row["invariant"] == ""
+
+
+def test_one_that_does_not_fit_the_code_is_not_taken_for_found(monkeypatch):
+    @contextmanager
+    def outdated():
+        """What is admitted is decided by a function of no arguments."""
+        with monkeypatch.context() as patch:
+            patch.setattr(HiSparseCoordinator, "plan_step", lambda self: None)
+            yield
+
+    with pytest.raises(ConfigError, match=r"outdated does not fit the code: TypeError"):
+        mutation.hunt("outdated", outdated, range(2), steps=20)
 
 
 def test_mutants_are_loaded_from_a_checkout_and_chosen_by_name_or_part():
