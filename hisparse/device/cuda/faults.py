@@ -125,8 +125,9 @@ class FaultRecord:
             self._tell(self._copies[slot], number)
 
     def check_now(self) -> None:
-        """Raise what is there, each fault once. Compute has to be idle."""
-        self.check()
+        """Raise what is there, each fault once. Compute has to be idle: the record says all that
+        copies under way do."""
+        self._under_way.clear()
         self._tell(self._record.get(), self._copied)
 
     def _tell(self, record: _I32, number: int) -> None:
