@@ -31,10 +31,10 @@ class StepRows:
     positions: Any
     """int64 [n]: position of each token in its request, rising by one inside a request."""
     span: int | None = None
-    """None: host arrays. Else the arrays are device memory whose content no host code looks at,
-    so that a captured graph can read them (replayed once a step), and each request has exactly
-    `span` adjacent tokens of which the last may be padding: n is a multiple of it. What padding
-    selects is not looked at.
+    """None: host arrays. Else the arrays are device memory without gaps whose content no host code
+    looks at, so that a captured graph can read them (replayed once a step), and each request has
+    exactly `span` adjacent tokens of which the last may be padding: n is a multiple of it. What
+    padding selects is not looked at. Other types and strides are refused by UsageError.
     Only a backend with graphs takes these."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from backends import hold, plain, value
@@ -96,6 +98,31 @@ def test_a_fixed_step_that_does_not_fit_is_refused():
         rig.worker.handles[1].gather(decode.step_rows, decode.top_k)
     with pytest.raises(UsageError, match=r"takes top_k int32\[12, 4\]"):
         rig.worker.handles[1].gather(decode.step_rows, decode.top_k[:, :2])
+
+
+@pytest.mark.parametrize("name", ["rows", "positions"])
+def test_arrays_of_a_fixed_step_that_kernels_would_misread_are_refused_by_every_verb(name):
+    """Every other element of an array, as a column has; and numbers of another size."""
+    rig = fixed_rig()
+    rig.run_step(tables=placed(rig, STATES["all on the host"]))
+    rig.begin()
+    decode = Decode(rig)
+    leader, index = rig.worker.handles[1], rig.worker.index
+    verbs = (
+        lambda rows: leader.write(rows, decode.data[1]),
+        lambda rows: leader.gather(rows, decode.top_k),
+        lambda rows: leader.resolve(rows, decode.top_k),
+        lambda rows: index.write(0, rows, np.zeros((REQUESTS, 3), np.uint8)),
+        lambda rows: index.prefixes(0, rows, SPAN),
+    )
+    array = getattr(decode, name)
+    for wrong, said in (
+        (array.repeat_interleave(2)[::2], f"{name} must be contiguous"),
+        (array.short(), f"{name} must be int"),
+    ):
+        for verb in verbs:
+            with pytest.raises(UsageError, match=said):
+                verb(replace(decode.step_rows, **{name: wrong}))
 
 
 def test_decode_waits_for_nothing():

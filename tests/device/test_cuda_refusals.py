@@ -1,4 +1,5 @@
-"""What the CUDA backend refuses when it is opened, and what the error says: no GPU is needed."""
+"""What the CUDA backend refuses when it is opened, and of the arrays of a step, and what the error
+says: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hisparse.device import open_device
 from hisparse.device.cuda.device import TORCH_LEAST, require_torch
 from hisparse.device.cuda.kernels import require_cupy
-from hisparse.errors import DeviceError
+from hisparse.device.cuda.movers import check_on_device
+from hisparse.device.rows import StepRows
+from hisparse.errors import DeviceError, UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,3 +117,30 @@ def test_a_cupy_that_finds_no_gpu_is_refused(count, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(DeviceError, match=said):
         require_cupy()
+
+
+class OnDevice(np.ndarray):
+    """As far as it says."""
+
+    @property
+    def __cuda_array_interface__(self):
+        said = dict(self.__array_interface__)
+        return said | {"strides": None if self.flags.c_contiguous else self.strides}
+
+
+@pytest.mark.parametrize("name", ["rows", "positions"])
+def test_step_rows_that_a_kernel_would_misread_are_refused(name):
+    n, kinds = 3, {"rows": np.int32, "positions": np.int64}
+    good = {key: np.zeros(n, kind).view(OnDevice) for key, kind in kinds.items()}
+    check_on_device(StepRows(**good, span=1))
+    kind = kinds[name]
+    column, backwards = np.zeros((n, 2), kind)[:, 0], np.zeros(n, kind)[::-1]
+    for gaps in (column, backwards, np.broadcast_to(kind(0), (n,))):
+        with pytest.raises(UsageError, match=rf"span=1: {name} must be contiguous"):
+            check_on_device(StepRows(**good | {name: gaps.view(OnDevice)}, span=1))
+    for other in (np.zeros(n, kind), np.zeros(n, np.int16).view(OnDevice)):  # not there; not it
+        with pytest.raises(UsageError, match=rf"{name} must be {kind.__name__} on the device"):
+            check_on_device(StepRows(**good | {name: other}, span=1))
+    check_on_device(
+        StepRows(*(np.zeros((1, 2), k)[:, 0].view(OnDevice) for k in kinds.values()), 1)
+    )

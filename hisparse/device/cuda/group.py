@@ -114,7 +114,8 @@ class GroupResolver:
     def plan(self, rows: StepRows, selection: Any, step: int) -> CudaPlan:
         """Lay the call out; what it asks of the device is queued by who copies out.
 
-        Raises UsageError for a step of fixed shape that one resolve call cannot take.
+        Raises UsageError for a step of fixed shape that one resolve call cannot take, and as
+        `CudaKernels.placed`.
         """
         if rows.span is not None:
             plan = self._plan_fixed(rows, selection, rows.span)
@@ -138,6 +139,7 @@ class GroupResolver:
                 f"a step of fixed shape takes top_k int32[{n}, {top_k}], contiguous: it is "
                 f"{selection.dtype}{list(selection.shape)}"
             )
+        on_device, _ = self.worker.kernels.placed(rows)
         plan = CudaPlan(self, rows, selection)
         if self._resolver is None:
             plan.looked_up_count = n
@@ -150,7 +152,7 @@ class GroupResolver:
         if key not in self._kept:
             self._kept[key] = ResolveCall(self.worker.sizes, n, span, ordinal)
         call = self._kept[key]
-        call.rows, call.top_k = self.device.adopt(rows.rows), selection
+        call.rows, call.top_k = self.device.adopt(on_device), selection
         plan.parts.append(Part(call, None, kept=True))
         return plan
 

@@ -97,10 +97,11 @@ class CudaKernels:
     def placed(self, rows: StepRows) -> tuple[Any, Any]:
         """The step's rows int32 and positions int64 on the device.
 
-        Raises UsageError for device arrays of other types.
+        Raises UsageError for device arrays of other types, and with gaps.
         """
         if rows.span is not None:
-            return self._checked(rows)
+            check_on_device(rows)
+            return rows.rows, rows.positions
         if self._uploaded is None or self._uploaded[0] is not rows:
             n = len(rows.rows)
             both = np.empty(12 * n, dtype=np.uint8)
@@ -109,20 +110,6 @@ class CudaKernels:
             made = self.device.upload(both)
             self._uploaded = rows, made[8 * n :].view(np.int32), made[: 8 * n].view(np.int64)
         return self._uploaded[1:]
-
-    def _checked(self, rows: StepRows) -> tuple[Any, Any]:
-        for name, array, kind in (
-            ("rows", rows.rows, "int32"),
-            ("positions", rows.positions, "int64"),
-        ):
-            if str(array.dtype).removeprefix("torch.") != kind or not hasattr(
-                array, "__cuda_array_interface__"
-            ):
-                raise UsageError(
-                    f"StepRows with span={rows.span}: {name} must be {kind} on the device, is "
-                    f"{array.dtype}"
-                )
-        return rows.rows, rows.positions
 
     # -- rows ------------------------------------------------------------------------------------
     def write_rows(
@@ -230,6 +217,26 @@ class CudaKernels:
         state = self.state(tables)
         state.wait_host(command)
         return [partial(state.begin, command)]
+
+
+def check_on_device(rows: StepRows) -> None:
+    """Raise UsageError unless its arrays are what kernels take their addresses for."""
+    for name, array, kind in (
+        ("rows", rows.rows, "int32"),
+        ("positions", rows.positions, "int64"),
+    ):
+        told = getattr(array, "__cuda_array_interface__", None)
+        if told is None or str(array.dtype).removeprefix("torch.") != kind:
+            raise UsageError(
+                f"StepRows with span={rows.span}: {name} must be {kind} on the device, is "
+                f"{array.dtype}"
+            )
+        stride, size = (told.get("strides") or (None,))[0], np.dtype(kind).itemsize
+        if stride not in (None, size) and len(array) > 1:
+            raise UsageError(
+                f"StepRows with span={rows.span}: {name} must be contiguous, has one in {stride} "
+                f"bytes: pass a copy"
+            )
 
 
 class CudaCopies:
