@@ -6,13 +6,15 @@ import gc
 import mmap
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from host_memory_rig import LINUX, PIECE, Driver, pinned, resident_bytes
 
 from hisparse.device.cuda import host_memory, host_pages
+from hisparse.device.cuda.device import CudaDevice
 from hisparse.device.cuda.host_pages import Placement
-from hisparse.errors import UsageError
+from hisparse.errors import DeviceError, UsageError
 
 
 # -- sleep and the end -----------------------------------------------------------------------------
@@ -65,6 +67,37 @@ def test_release_in_the_middle_of_pinning_ends_after_the_piece_under_way():
     for call in (memory.ready, memory.discard, memory.recommit):
         with pytest.raises(UsageError, match="released"):
             call()
+
+
+def test_a_device_tells_its_bytes_in_every_state_of_a_pool_until_it_forgets_it():
+    """Where pinning failed, release raises once and the pool is forgotten by the next."""
+    device, driver = object.__new__(CudaDevice), Driver(hold=True)  # of no GPU
+    memory = pinned(2 * PIECE, driver)
+    array, device._pinned = memory.array, {memory.address: memory}
+    device._allocated, device._streams = {}, ()
+    device._events = device._synchronizes = device.launches = device.copies = 0
+    device.faults = SimpleNamespace(counts={}, lost=0)
+
+    def told():
+        said = device.statistics()
+        return said["allocated_bytes"], *(place.split(":")[0] for place in said["pinned_places"])
+
+    assert told() == (2 * PIECE, "pinning")
+    driver.go.release(100)
+    memory.wait()
+    assert told() == (2 * PIECE, "pinned")
+    device.discard(array)
+    assert told() == (2 * PIECE, "asleep")
+    driver.most = 0
+    memory.recommit()
+    for thread in memory._threads:
+        thread.join()
+    assert told() == (2 * PIECE, "failed")
+    with pytest.raises(DeviceError, match="out of memory"):
+        device.release(array)
+    assert told() == (2 * PIECE, "released")
+    device.release(array)
+    assert told() == (0,)
 
 
 @pytest.mark.skipif(not LINUX, reason="nothing says what is resident")

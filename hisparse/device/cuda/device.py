@@ -272,7 +272,8 @@ class CudaDevice:
         synchronize calls, waits for room in the staging rings, bytes of pools, faults of all steps
         that it has told of (`faults.FaultRecord`), and how far the pinning of host pools is
         (`pinned.pinning`)."""
-        pinned = sum(memory.array.nbytes for memory in self._pinned.values())
+        told = pinning(self._pinned.values())
+        gpu_bytes = sum(memory.size_bytes for memory in self._allocated.values())
         return {
             "events": self._events,
             "launches": self.launches,
@@ -281,8 +282,8 @@ class CudaDevice:
             "staging_waits": sum(stream.staging.waits for stream in self._streams),
             "faults": dict(self.faults.counts),
             "lost_entries": self.faults.lost,
-            "allocated_bytes": pinned + sum(m.size_bytes for m in self._allocated.values()),
-            **pinning(self._pinned.values()),
+            "allocated_bytes": told["pinned_total_bytes"] + gpu_bytes,
+            **told,
         }
 
 
