@@ -22,7 +22,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class StepRows:
-    """The tokens of a step, in order: attention metadata."""
+    """The tokens of a step, in order: attention metadata.
+
+    Host arrays are read until the device has done the step's work; then the next step's tokens may
+    be written there.
+    """
 
     rows: Any
     """int32 [n]: request row index of each token, below `schedule.max_requests`; a request's tokens

@@ -9,7 +9,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from backends import plain
+from backends import plain, value
 from device_rig import (
     PAGES,
     REQUESTS,
@@ -103,3 +103,25 @@ def test_a_request_row_that_there_is_none_of_is_refused_by_every_verb(verb, beyo
         got = plain(handle.gather(rows, top if leads else None).result())
         assert (got[0] == contents(0, layer, range(4))).all()
     rig.end()
+
+
+@pytest.mark.usefixtures("backend")
+def test_arrays_of_a_step_may_be_written_again_for_the_next():
+    """By a loop that keeps one `StepRows`: writes and reads are of what the arrays say in each
+    step."""
+    rig = Rig(make_config(12, 4, REQUESTS, PAGES + 1))
+    reference = ReferenceResolver(4, 12, 4)
+    tables = [place_pages(rig, reference, row, [True, False] * 2) for row in range(REQUESTS)]
+    own = [TableUpdate(Table.RESIDENT, row, PAGES, (50 + row,)) for row in range(REQUESTS)]
+    rig.run_step(tables=(*sum(tables, ()), *own))
+    rows, handles = step_rows([0], [SPAN]), rig.worker.handles
+    for row, position in (0, SPAN), (2, SPAN), (1, SPAN + 1):
+        rows.rows[:], rows.positions[:] = row, position
+        top = np.array([[0, 5, 10, position]], dtype=np.int32)
+        rig.begin()
+        for layer, handle in enumerate(handles):
+            handle.write(rows, contents(row, layer, [position]))
+        for layer, got in rig.gather(rows, top).items():
+            assert (value(got)[0] == contents(row, layer, top[0])).all(), (row, layer)
+        rig.end()
+        rig.device.synchronize()

@@ -2,8 +2,8 @@
 
 Every mover queues on the current stream and returns; results are torch tensors, so that inside of a
 captured graph they come from the graph's own memory. What a step's arrays on the host say is
-uploaded once a `StepRows`. What goes wrong on the device is noted there (faults.py), never thrown
-here.
+uploaded once a step and `StepRows`. What goes wrong on the device is noted there (faults.py), never
+thrown here.
 """
 
 from __future__ import annotations
@@ -214,6 +214,7 @@ class CudaKernels:
         """One launch a step, which sets the step's number too. What the command names of pinned
         pools is waited for here, before any of its work is queued. Raises DeviceError where its
         pinning failed."""
+        self._uploaded = None  # whoever made its arrays may have written the next step there
         state = self.state(tables)
         state.wait_host(command)
         return [partial(state.begin, command)]
