@@ -59,6 +59,22 @@ def test_all_misses_then_all_hits():
 
 
 @on_both
+def test_misses_of_calls_that_say_where_rows_are_take_no_hits_from_those_that_copy_them():
+    """As a leader has them that takes one for prompts and the other for decode."""
+    rig = on_host()
+    for first in 0, 4:
+        for layer in (0, 2):
+            top = np.arange(first, first + 4, dtype=np.int32)[None]
+            handle = rig.worker.handles[layer]
+            value(handle.resolve(step_rows([0]), None if layer else top))
+    assert counts(rig) == (0, 8, 0)
+    resolve(rig, [0], [[7, 6, -1, -1]])
+    assert counts(rig) == (2, 8, 0)
+    resolve(rig, [0], [[7, 8, 9, -1]])
+    assert counts(rig) == (3, 10, 0)
+
+
+@on_both
 def test_padding_gives_zeros_and_touches_nothing():
     rig = on_host()
     out = resolve(rig, [0, -1], [[-1] * 4, [3, 2, 1, 0]])

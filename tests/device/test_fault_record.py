@@ -38,11 +38,11 @@ class Noted:
 
         self.device.queue.append(kernel)
 
-    def lose(self, counters, count):
+    def lose(self, counters, count, at=1):
         """A resolve that counts in `counters` finds no copy of so many entries."""
 
         def kernel():
-            counters[1] += count
+            counters[at] += count
 
         self.device.queue.append(kernel)
 
@@ -122,11 +122,14 @@ def test_more_steps_under_way_than_there_is_room_for_lose_no_fault():
 def test_entries_that_were_lost_are_told_as_many_as_were_not_yet():
     noted = Noted()
     counters = noted.record.counters()
-    assert counters.dtype == np.uint64 and len(counters) == 2
+    assert counters.dtype == np.uint64 and len(counters) == 4
     for more in (3, 0, 2):
         noted.lose(counters, more)
         assert noted.lost() == more
-    assert noted.record.lost == 5
+    noted.lose(counters, 4, at=3)  # of calls whose rows are not copied out
+    assert noted.lost() == 4
+    counters[::2] = 7  # misses
+    assert noted.lost() == 0 and noted.record.lost == 9
 
 
 @given(st.lists(st.sampled_from(["note", "lose", "step", "step", "check"]), max_size=40))

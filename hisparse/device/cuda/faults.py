@@ -25,7 +25,8 @@ from hisparse.errors import ConfigError, InvariantViolation
 if TYPE_CHECKING:
     from hisparse.device.cuda.device import CudaDevice
 
-_WORDS = 16  # struct Faults, and behind it four words a group
+_WORDS = 16  # struct Faults, and behind it what groups count
+_WORDS_OF_GROUP = 8
 _FIRST = 5  # of these, the first fault; the others count
 GROUPS_MAX = 256
 _SLOTS = 16  # copies under way; a step that finds none leaves it to the next
@@ -51,7 +52,7 @@ class FaultRecord:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         cupy = device.cupy
-        self._record = cupy.zeros((_WORDS + 4 * GROUPS_MAX,), cupy.int32)
+        self._record = cupy.zeros((_WORDS + _WORDS_OF_GROUP * GROUPS_MAX,), cupy.int32)
         self._first = self._record[:_FIRST]
         size = self._record.nbytes
         self._memory = cupy.cuda.alloc_pinned_memory(_SLOTS * size)
@@ -79,12 +80,13 @@ class FaultRecord:
         return np.int32(self._owners.index(owner))
 
     def counters(self) -> Any:
-        """uint64 ``[2]`` for another group's resolver, wiped on the current (compute) stream: its
-        misses, and entries without any copy. Raises ConfigError as `check_groups`."""
+        """uint64 ``[4]`` for another group's resolver, wiped on the current (compute) stream:
+        misses and entries without any copy, of calls whose rows are copied out and of the others.
+        Raises ConfigError as `check_groups`."""
         self.check_groups(1)
         place = self._free.pop(0)
-        first = _WORDS + 4 * place
-        made = self._record[first : first + 4].view(np.uint64)
+        first = _WORDS + _WORDS_OF_GROUP * place
+        made = self._record[first : first + _WORDS_OF_GROUP].view(np.uint64)
         self._device.wipe(made, 0)
         self._since[place], self._told[place] = self._copied, 0
         return made
@@ -92,7 +94,7 @@ class FaultRecord:
     def give_back(self, counters: Any) -> None:
         """Nothing that counts there is queued after this."""
         first = (counters.data.ptr - self._record.data.ptr) // self._record.itemsize
-        self._free.append((first - _WORDS) // 4)
+        self._free.append((first - _WORDS) // _WORDS_OF_GROUP)
 
     def check_groups(self, count: int) -> None:
         """Raise ConfigError where there is no room for the counters of so many groups more."""
@@ -150,7 +152,7 @@ class FaultRecord:
             )
 
     def _newly_lost(self, record: _I32, number: int) -> int:
-        lost = record[_WORDS:].view(np.uint64)[1::2]
+        lost = record[_WORDS:].view(np.uint64).reshape(-1, 4)[:, 1::2].sum(axis=1)
         new = np.where(self._since <= number, lost - self._told, np.uint64(0))
         self._told += new
         self.lost += (total := int(new.sum()))

@@ -29,6 +29,7 @@ import numpy as np
 
 from hisparse.device.backend import Tiers
 from hisparse.device.cuda import entries
+from hisparse.device.cuda.arrays import address
 from hisparse.device.cuda.calls import CallArena
 from hisparse.device.cuda.kernels import CALLS_MAX
 from hisparse.device.cuda.plan import CudaPlan, Part
@@ -66,8 +67,10 @@ class GroupResolver:
                     state.sizes, tables, requests, self.layers, state.step
                 )
             self._seen = self.device.cupy.zeros((2,), self.device.cupy.uint64)
+            self._counters = self.device.cupy.zeros((4,), self.device.cupy.uint64)
             if self._resolver is not None:  # last: nothing that fails may keep them
-                self._resolver.counters = self.device.faults.counters()
+                self._counters = self.device.faults.counters()
+                self._resolver.counters, self._others = self._counters[:2], self._counters[2:]
         self._kept: dict[tuple[int, int, int], ResolveCall] = {}
         self._open: list[CudaPlan] = []  # some layer has not fetched
         self._arena: CallArena | None = None  # what calls of open plans are cut from
@@ -91,7 +94,7 @@ class GroupResolver:
     def close(self) -> None:
         """Nothing of it is queued, or will be."""
         if self._resolver is not None:
-            self.device.faults.give_back(self._resolver.counters)
+            self.device.faults.give_back(self._counters)
 
     def begin_step(self, step: int) -> None:
         """A step, or a dummy one under the number of the last. Where epochs come again, then and
@@ -200,7 +203,7 @@ class GroupResolver:
         if plan.looked_up_count:
             entries.gather(self.worker, plan, None, hot, out, owner, seen)
         for part in plan.parts:
-            self._fetch(plan, part, tiers, member)
+            self._fetch(plan, part, tiers, member, copied=True)
             entries.gather(self.worker, plan, part, hot, out, owner, seen)
         self._close(plan)
         return out
@@ -245,11 +248,14 @@ class GroupResolver:
         if plan.looked_up_count:
             entries.locate(self.worker, plan, self._owners[0])
 
-    def _fetch(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers], member: int) -> None:
-        """Resolve a wave (leader), or have its missed rows fetched for a follower's layer."""
+    def _fetch(
+        self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers], member: int, copied: bool = False
+    ) -> None:
+        """Resolve a wave (leader), or have its missed rows fetched for a follower's layer.
+        `copied`: its rows are copied out."""
         assert self._resolver is not None
         if member == 0:
-            self._resolve(plan, part, tiers)
+            self._resolve(plan, part, tiers, copied)
         elif member in plan.fetched:
             self._wait(self.device.compute, plan.fetched.pop(member), "copy_out_after_fetch")
         else:
@@ -257,7 +263,7 @@ class GroupResolver:
             self._replay(part, tiers, member)
             self.device.launches += 1
 
-    def _resolve(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers]) -> None:
+    def _resolve(self, plan: CudaPlan, part: Part, tiers: Sequence[Tiers], copied: bool) -> None:
         assert self._resolver is not None
         worker, device = self.worker, self.device
         if part.tokens is not None:
@@ -267,6 +273,8 @@ class GroupResolver:
         if not part.kept and part.call.ordinal == KEPT_CALLS_MAX and self._other_calls > 1:
             self._wipe_tickets()  # ordinals come round: an epoch of this step is there again
         arguments = self._resolver.arguments(part.call, tiers[0].host.address, tiers[0].hot.address)
+        if not copied:
+            arguments["counters"] = address(self._others)
         self._resolver.resolve(part.call, arguments)
         device.launches += 1
         if plan.misses is not None:
@@ -317,6 +325,6 @@ class GroupResolver:
         entry counted (a position twice in a row counts twice). Synchronises."""
         with self.device.compute.current():
             resident, hosted = (int(x) for x in self._seen.get())
-            misses = self._resolver.statistics()["misses"] if self._resolver is not None else 0
-        hits = hosted - misses if hosted else 0
-        return {"hits": hits, "misses": misses, "resident": resident, "host_rows": misses}
+            copied, others = (int(x) for x in self._counters.get()[::2])
+        counts = {"hits": hosted - copied, "misses": copied + others, "resident": resident}
+        return counts | {"host_rows": copied + others}
