@@ -5,6 +5,7 @@ The driver is made up: it counts what it pins against the limit, or does not.
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -82,10 +83,11 @@ def test_a_limit_that_does_not_count_is_found_out_by_pinning_more(limit, pin):
 
 @pytest.mark.parametrize("limit", [WIDE, NARROW])
 def test_pools_that_fit_one_by_one_and_not_together_are_refused_at_the_start(limit, pin):
+    """Whichever GPU of the process they are for: the limit is of the process."""
     driver = pin(limit, counts=True)
     host = pinned.pinned_memory(limit - PAGE)
     with pytest.raises((CapacityError, DeviceError), match="RLIMIT_MEMLOCK") as caught:
-        pinned.pinned_memory(2 * PAGE, what="suffix pool", beside=[host])
+        pinned.pinned_memory(2 * PAGE, 1, what="suffix pool")
     assert "suffix pool" in str(caught.value) and not getattr(caught.value, "fixes", {})
     host.wait()
     assert driver.bytes == limit - PAGE, "the first stays"
@@ -96,9 +98,24 @@ def test_pools_that_fit_one_by_one_and_not_together_are_refused_at_the_start(lim
 def test_pools_that_fit_together_wait_for_nothing(counts, pin):
     driver = pin(WIDE, counts)
     host = pinned.pinned_memory(WIDE - 2 * PAGE)
-    suffix = pinned.pinned_memory(2 * PAGE, beside=[host])
+    suffix = pinned.pinned_memory(2 * PAGE, 1)
     for memory in (host, suffix):
         memory.wait()
         assert memory.pinned
         memory.release()
     assert driver.bytes == 0
+
+
+def test_pools_that_were_released_or_dropped_count_no_more(pin):
+    driver = pin(NARROW, counts=True)
+    pinned.pinned_memory(NARROW).release()
+    dropped = pinned.pinned_memory(NARROW)
+    for thread in dropped._threads:
+        thread.join()
+    del dropped, thread
+    gc.collect()
+    assert driver.bytes == 0
+    last = pinned.pinned_memory(NARROW)
+    last.wait()
+    assert driver.bytes == NARROW
+    last.release()

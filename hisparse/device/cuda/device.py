@@ -111,12 +111,7 @@ class CudaDevice:
         self, size_bytes: int, fill: int = 0, granule: int = 1, layer: int = 0
     ) -> Any:
         memory = pinned_memory(
-            size_bytes,
-            self.index,
-            fill=fill,
-            granule_bytes=granule,
-            layer_bytes=layer,
-            beside=self._pinned.values(),
+            size_bytes, self.index, fill=fill, granule_bytes=granule, layer_bytes=layer
         )
         self._pinned[memory.address] = memory
         if size_bytes <= WAIT_BYTES:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from hisparse.device.cuda import host_pages
 from hisparse.device.cuda.host_memory import PIECE_BYTES, HostMemory
@@ -11,10 +14,12 @@ from hisparse.device.cuda.host_pieces import Progress
 from hisparse.device.cuda.host_register import CudaRegistrar, try_memlock
 from hisparse.device.host_demand import check_pool
 from hisparse.device.host_limits import read_limits
-from hisparse.errors import DeviceError
+from hisparse.errors import DeviceError, UsageError
 
 PIECE_BYTES_MIN = 32 << 20  # work beside pinning slows down as they get smaller
 _PIECES_OF_A_LAYER = 8  # of which the first step waits for one
+_pools: WeakSet[HostMemory] = WeakSet()  # of this process
+_pools_change = threading.Lock()
 
 
 def piece_bytes(layer_bytes: int) -> int:
@@ -33,18 +38,20 @@ def pinned_memory(
     layer_bytes: int = 0,
     on_progress: Callable[[Progress], object] | None = None,
     what: str = "host pool",
-    beside: Collection[HostMemory] = (),
 ) -> HostMemory:
     """A `HostMemory` for GPU `device_index`, near it, if machine, cgroups and memlock allow it.
 
-    `beside` are the pools of this process that there are already: what of them is still to be
-    pinned counts against memlock too. Where a limit on locked memory is wider than a trial, returns
+    What is still to be pinned of the pools that this process has already, whichever GPU they are
+    for, counts against memlock too. Where a limit on locked memory is wider than a trial, returns
     when more than it leaves is pinned.
 
     Raises CapacityError that names the limit that does not, and how to raise it; DeviceError that
     does if the driver finds it out on the way, and without CuPy or a GPU.
     """
-    on_the_way = [(pool, told) for pool in beside if (told := pool.progress()).state == "pinning"]
+    with _pools_change:
+        pools = list(_pools)
+    beside = [(pool, told) for pool in pools if (told := pool.progress()).state != "released"]
+    on_the_way = [(pool, told) for pool, told in beside if told.state == "pinning"]
     left = sum(told.total_bytes - told.registered_bytes for _, told in on_the_way)
     others = left if beside else None
     registrar, limits = CudaRegistrar(device_index), read_limits()  # of which no piece lacks now
@@ -62,10 +69,13 @@ def pinned_memory(
         limits=read_limits,
         what=what,
     )
+    with _pools_change:
+        _pools.add(memory)
     if tells:
         try:
             for pool, told in on_the_way:
-                pool.wait_pinned(told.total_bytes)
+                with suppress(UsageError):  # given up meanwhile by another thread
+                    pool.wait_pinned(told.total_bytes)
             memory.wait_pinned(tells)
         except DeviceError:
             memory.release()
