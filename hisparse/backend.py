@@ -27,7 +27,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.connector.checks import Wanted
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
 from hisparse.connector.sessions import RequestRef
-from hisparse.errors import UsageError
+from hisparse.errors import InvariantViolation, UsageError
 from hisparse.fsm.log import EventLog
 
 if TYPE_CHECKING:
@@ -119,8 +119,9 @@ class HiSparseBackend:
         changed. `plan_step` does it too (`StepPlan.changes`)."""
         self._open("acknowledge")
         self.scheduler.check_between("acknowledge")
+        news = self.scheduler.acknowledge(self.rank.acknowledgements())  # it may tell a fault
         told, self._changes = self._changes, Changes()
-        return told + self.scheduler.acknowledge(self.rank.acknowledgements())
+        return told + news
 
     def plan_step(self, wanted: Mapping[Any, Wanted]) -> StepPlan:
         """Fix the rows of the next step: see `SchedulerConnector.plan_step`.
@@ -129,7 +130,9 @@ class HiSparseBackend:
         """
         self._open("plan_step")
         asked = self.scheduler.check_wanted(wanted)
-        self._plan = self.scheduler.plan_checked(asked, self.acknowledge())
+        self._changes = self.acknowledge()  # not told, if this cannot be planned
+        self._plan = self.scheduler.plan_checked(asked, self._changes)
+        self._changes = Changes()
         return self._plan
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -246,10 +249,19 @@ class HiSparseBackend:
     def shutdown(self) -> None:
         """Abort what has not ended, drain, take in how every copy ended, and free all memory.
 
-        Idempotent. What a device error leaves unfinished keeps its memory, and is raised.
+        Idempotent. What a device error leaves unfinished keeps its memory, and is raised. Faults
+        that the device tells only now keep nothing open: the first of them is raised at the end.
         """
-        if self._halves.closed:
-            return
+        told: list[InvariantViolation] = []
+        while not self._halves.closed:
+            try:
+                self._end()
+            except InvariantViolation as fault:  # each is told once
+                told.append(fault)
+        if told:
+            raise told[0]
+
+    def _end(self) -> None:
         if self._plan is not None:
             self.abandon_step()
         for request in self.requests:
