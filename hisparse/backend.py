@@ -27,7 +27,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.connector.checks import Wanted
 from hisparse.connector.plan import Admitted, Changes, Refused, StepPlan, Waiting
 from hisparse.connector.sessions import RequestRef
-from hisparse.errors import InvariantViolation, UsageError
+from hisparse.errors import DeviceError, HiSparseError, InvariantViolation, UsageError
 from hisparse.fsm.log import EventLog
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class HiSparseBackend:
         self.rank = self._halves.rank
         self._plan: StepPlan | None = None
         self._changes = Changes()  # not told yet
+        self._ending = False  # of the requests nothing more is to be done
 
     # -- parts ------------------------------------------------------------------------------------
     @property
@@ -250,24 +251,37 @@ class HiSparseBackend:
         """Abort what has not ended, drain, take in how every copy ended, and free all memory.
 
         Idempotent. What a device error leaves unfinished keeps its memory, and is raised. Faults
-        that the device tells only now keep nothing open: the first of them is raised at the end.
+        that the device tells only now, and a step that cannot begin, keep nothing open: the first
+        error is raised at the end.
         """
-        told: list[InvariantViolation] = []
+        told: list[HiSparseError] = []
         while not self._halves.closed:
             try:
+                if not self._ending:
+                    self._end_requests()
+                self._ending = True
                 self._end()
             except InvariantViolation as fault:  # each is told once
                 told.append(fault)
+            except DeviceError as error:
+                if self._ending:
+                    for earlier in told:
+                        error.add_note(str(earlier))
+                    raise
+                self._ending = True  # no step will begin any more
+                told.append(error)
         if told:
             raise told[0]
 
-    def _end(self) -> None:
+    def _end_requests(self) -> None:
         if self._plan is not None:
             self.abandon_step()
         for request in self.requests:
             self.abort(request, "shutdown")
         self.scheduler.shutdown()
         self.drain()
+
+    def _end(self) -> None:
         self.scheduler.update_connector_output(self.rank.shutdown())
         self.coordinator.log.commit()
         self._halves.close()

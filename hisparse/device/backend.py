@@ -148,14 +148,18 @@ class Kernels(Protocol):
         ...
 
     def fill_blocks(self, view: PagedCacheView, blocks: Sequence[int], value: int) -> None: ...
+    def wait_host(self, tables: DeviceTables, command: SparseKVOffloadCommand) -> None:
+        """Return when what `command` names of pinned pools may be touched. Raises DeviceError
+        where its pinning failed."""
+        ...
+
     def change_tables(
         self,
         tables: DeviceTables,
         leaders: Sequence[HiSparseRuntime],
         command: SparseKVOffloadCommand,
     ) -> Sequence[Op]:
-        """Ops for the command's resets and table updates, hot rows forgotten with them. Returns
-        when what the command names of pinned pools may be touched."""
+        """Ops for the command's resets and table updates, hot rows forgotten with them."""
         ...
 
     def make_resolver(self, geometry: Geometry, tables: DeviceTables, layer: int) -> Resolver: ...
@@ -196,7 +200,7 @@ class Device(Protocol):
     ) -> Array:
         """uint8 ``[size_bytes]`` of pinned host memory that the device can read. One copy moves
         some of `granule` bytes, counted from the start, and never more. It may be pinned later
-        than this returns: nothing touches what no command has named (`Kernels.change_tables`).
+        than this returns: nothing touches what no command has named (`Kernels.wait_host`).
         Of each `layer` bytes (0: of all) the beginning is used first."""
         ...
 

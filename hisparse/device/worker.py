@@ -50,6 +50,7 @@ from hisparse.fsm.wire import (
 )
 
 _POISON_LIMIT_BYTES = 1 << 28
+_POOLS = "gpu_pool", "host_pool", "suffix_pool"
 
 
 class HiSparseWorker:
@@ -100,6 +101,7 @@ class HiSparseWorker:
         self._last_step = -1
         self._stopped = self._closed = False
         self.asleep = 0
+        self._without_memory: set[str] = set()  # of these pools
         self._steps: deque[tuple[int, Event]] = deque()
         self._commands = self._index_pages_copied = 0
         self.tables = DeviceTables(self.geometry, device)
@@ -170,8 +172,17 @@ class HiSparseWorker:
 
         Raises ProtocolError, with nothing applied, if the command does not continue this cursor in
         this worker epoch or names what does not exist; UsageError if closed or inside a step.
+        Where memory is refused, or pinning failed (DeviceError), or a fault is told as the worker
+        goes to sleep (InvariantViolation), the step has not begun, and the call may be repeated.
         """
         self._check(command)
+        for level in command.memory:
+            self._set_memory(level)
+        if self.asleep:
+            command = msgspec.structs.replace(
+                command, poison_blocks=(), poison_hosts=(), poison_suffixes=()
+            )
+        self.device.kernels.wait_host(self.tables, command)
         self.to_seq = command.to_seq
         self.calls.cause = command.to_seq
         self._step = command.step
@@ -179,12 +190,6 @@ class HiSparseWorker:
             events.CommandApplied(command.to_seq, command.step, command.from_seq, command.to_seq)
         )
         self.transfers.wait_for(command.fences)
-        for level in command.memory:
-            self._set_memory(level)
-        if self.asleep:
-            command = msgspec.structs.replace(
-                command, poison_blocks=(), poison_hosts=(), poison_suffixes=()
-            )
         self._index_pages_copied += self._applier.apply(command)
         for group in self.groups:
             group.begin_step(command.step)
@@ -269,17 +274,21 @@ class HiSparseWorker:
 
     def _set_memory(self, level: int) -> None:
         """Sleep (1: the GPU pool, 2: the host tiers too) or wake (0). Addresses, views and tables
-        stay; content goes. A worker that began while others slept is awake already."""
+        stay; content goes. A worker that began while others slept is awake already. Repeated after
+        an error, it goes on at the pool that was refused."""
         if level == self.asleep:
             return
         self.device.synchronize(None)
-        hosts = [self.host_pool] + ([self.suffix_pool] if self.suffix_pool is not None else [])
-        if level:
-            for pool in [self.gpu_pool] + hosts * (level == 2):
+        for i, name in enumerate(_POOLS):
+            gone = level > min(i, 1)
+            if (pool := getattr(self, name)) is None or gone == (name in self._without_memory):
+                continue
+            if gone:
                 self.device.discard(pool)
-        else:
-            for pool in [self.gpu_pool] + hosts * (self.asleep == 2):
+                self._without_memory.add(name)
+            else:
                 self.device.recommit(pool, self._fill)
+                self._without_memory.remove(name)
         self.asleep = level
 
     def shutdown(self) -> Acknowledgements | None:
@@ -306,7 +315,7 @@ class HiSparseWorker:
         return last
 
     def _release_pools(self) -> None:
-        for name in ("gpu_pool", "host_pool", "suffix_pool"):
+        for name in _POOLS:
             if (pool := getattr(self, name)) is not None:
                 self.device.release(pool)
             setattr(self, name, None)

@@ -13,7 +13,7 @@ from device_rig import GIB, PAGE, Rig, contents, make_config, resident, restore,
 from hisparse.device.cpu.streams import SimDevice
 from hisparse.device.cuda.faults import GROUPS_MAX
 from hisparse.device.worker import HiSparseWorker
-from hisparse.errors import DeviceError, ProtocolError, UsageError
+from hisparse.errors import DeviceError, InvariantViolation, ProtocolError, UsageError
 from hisparse.fsm.wire import AckKind
 
 on_both = pytest.mark.usefixtures("backend")
@@ -175,3 +175,69 @@ def test_a_device_that_cannot_end_its_work_keeps_the_memory():
             rig.begin()
     rig.device.compute.record(never)
     assert rig.worker.shutdown() is not None
+
+
+class Refuses:
+    """A call of the device that fails the `at`-th time, before it does anything."""
+
+    def __init__(self, monkeypatch, where, name, at=1, error=DeviceError):
+        self.made, self.left, self.error = getattr(where, name), at, error
+        monkeypatch.setattr(where, name, self)
+
+    def __call__(self, *args):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error("content", "told") if self.error is InvariantViolation else self.error
+        return self.made(*args)
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("level", "verb", "at", "error"),
+    [
+        *((level, "synchronize", 1, InvariantViolation) for level in (1, 2)),
+        *((2, "discard", at, DeviceError) for at in (1, 2, 3)),
+    ],
+)
+def test_a_worker_that_could_not_go_to_sleep_has_not_begun(level, verb, at, error, monkeypatch):
+    rig = worker_rig()
+    rig.run_step()
+    Refuses(monkeypatch, rig.device, verb, at, error)
+    seq = rig.worker.to_seq
+    with pytest.raises(error):
+        rig.begin(memory=(level,))
+    assert (rig.worker.to_seq, rig.worker.asleep) == (seq, 0)
+    rig.run_step(memory=(level,))
+    assert rig.worker.asleep == level
+    rig.run_step(memory=(0,))
+    rig.worker.shutdown()
+
+
+@on_both
+@pytest.mark.parametrize(("level", "at"), [(1, 1), (2, 1), (2, 2), (2, 3)])
+def test_a_worker_that_found_no_memory_to_wake_up_has_not_begun(level, at, monkeypatch):
+    rig = worker_rig()
+    rig.run_step(memory=(level,))
+    Refuses(monkeypatch, rig.device, "recommit", at)
+    seq = rig.worker.to_seq
+    with pytest.raises(DeviceError):
+        rig.begin(memory=(0,), tables=(resident(0, 0, 1),))
+    assert (rig.worker.to_seq, rig.worker.asleep) == (seq, level)
+    rig.begin(memory=(0,), tables=(resident(0, 0, 1),))
+    rig.write_page(0, 0)
+    rig.end()
+    rig.device.synchronize()
+    rig.worker.shutdown()
+
+
+@on_both
+def test_a_step_whose_host_pages_are_not_pinned_has_not_begun(monkeypatch):
+    rig = worker_rig()
+    Refuses(monkeypatch, rig.device.kernels, "wait_host")
+    with pytest.raises(DeviceError):
+        rig.begin(tables=(resident(0, 0, 1),))
+    rig.begin(tables=(resident(0, 0, 1),))
+    rig.write_page(0, 0)
+    rig.end()
+    rig.device.synchronize()
+    rig.worker.shutdown()

@@ -214,16 +214,15 @@ def test_what_is_pinned_again_after_sleep_is_waited_for_again(pools):
     assert through.is_set()
 
 
-def test_table_changes_come_behind_the_wait(pools):
-    """Where the backend makes it: before the ops of a command are handed out."""
-    state = SimpleNamespace(_reach=pools.reach, begin=lambda said: None)
+def test_a_step_waits_by_the_verb_of_the_backend(pools):
+    state = SimpleNamespace(_reach=pools.reach)
     state.wait_host = lambda said: WorkerState.wait_host(state, said)
     kernels = SimpleNamespace(state=lambda _: state)
-    assert len(CudaKernels.change_tables(kernels, None, (), command())) == 1
+    CudaKernels.wait_host(kernels, None, command())
     began = threading.Event()
 
     def step():
-        CudaKernels.change_tables(kernels, None, (), NAMED["table"])
+        CudaKernels.wait_host(kernels, None, NAMED["table"])
         began.set()
 
     thread = threading.Thread(target=step)

@@ -9,7 +9,7 @@ from device_rig import step_rows
 from embedding_rig import PAGE, ROW, settings
 
 from hisparse import HiSparseBackend
-from hisparse.errors import InvariantViolation, LogError, UsageError
+from hisparse.errors import DeviceError, InvariantViolation, LogError, UsageError
 
 pytestmark = pytest.mark.usefixtures("backend")
 PROMPT = list(range(100, 130))
@@ -74,3 +74,30 @@ def tells():
 
 def no_plan(asked, changes):
     raise LogError("no space left on the device")
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_step_that_cannot_begin_may_be_repeated_and_keeps_nothing_open(times, monkeypatch):
+    made = opened()
+    assert made.sleep(2)
+    made.wake_up()
+    recommit, calls = made.device.recommit, iter(range(times))
+
+    def refuse(*args):
+        if next(calls, None) is not None:
+            raise DeviceError("out of memory")
+        recommit(*args)
+
+    monkeypatch.setattr(made.device, "recommit", refuse)
+    plan = made.plan_step({})
+    with pytest.raises(DeviceError):
+        made.begin_step(plan)
+    if times == 1:
+        made.begin_step(plan)
+        made.end_step()
+        made.shutdown()
+    else:
+        with pytest.raises(DeviceError):
+            made.shutdown()
+    assert made.device.statistics()["allocated_bytes"] == 0
+    made.shutdown()

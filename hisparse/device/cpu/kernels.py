@@ -163,6 +163,9 @@ class CpuKernels:
         assert NULL not in blocks, "the null block is never written"
         view.array[list(blocks)] = value
 
+    def wait_host(self, tables: DeviceTables, command: SparseKVOffloadCommand) -> None:
+        """Memory of this backend may be touched at once."""
+
     def change_tables(
         self,
         tables: DeviceTables,

@@ -137,7 +137,11 @@ class CudaDevice:
             memory = self.memory_of(array)
             memory.recommit(fill)
             if memory.size_bytes <= WAIT_BYTES:
-                memory.wait()
+                try:
+                    memory.wait()
+                except BaseException:  # it may be tried again
+                    memory.discard()
+                    raise
         else:
             self._allocated[array.data.ptr].recommit()
             self._fill(array, fill)

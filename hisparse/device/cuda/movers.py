@@ -205,19 +205,18 @@ class CudaKernels:
             for group in state.groups:
                 group.close()
 
+    def wait_host(self, tables: DeviceTables, command: SparseKVOffloadCommand) -> None:
+        self.state(tables).wait_host(command)
+
     def change_tables(
         self,
         tables: DeviceTables,
         leaders: Sequence[HiSparseRuntime],
         command: SparseKVOffloadCommand,
     ) -> Sequence[Op]:
-        """One launch a step, which sets the step's number too. What the command names of pinned
-        pools is waited for here, before any of its work is queued. Raises DeviceError where its
-        pinning failed."""
+        """One launch a step, which sets the step's number too."""
         self._uploaded = None  # whoever made its arrays may have written the next step there
-        state = self.state(tables)
-        state.wait_host(command)
-        return [partial(state.begin, command)]
+        return [partial(self.state(tables).begin, command)]
 
 
 def check_on_device(rows: StepRows) -> None:
