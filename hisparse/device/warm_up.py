@@ -19,7 +19,7 @@ from hisparse.device.handle import IndexCache
 from hisparse.device.layout import Geometry
 from hisparse.device.rows import StepRows
 from hisparse.device.runtime import HiSparseRuntime, IndexGroup
-from hisparse.errors import UsageError
+from hisparse.errors import InvariantViolation, UsageError
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def dummy_step(
     rows: int,
 ) -> Iterator[StepRows]:
     """Inside the `with`, caches take a step of `rows` padding rows. Waits for the device at its
-    end. Raises UsageError if there are more rows than the rank takes."""
+    end. Raises UsageError if there are more rows than the rank takes; InvariantViolation at the
+    end for a fault of an earlier step, with all put back as ever."""
     if not 1 <= rows <= limits.rows:
         raise UsageError(f"warm_up({rows}): this rank takes 1..{limits.rows} rows in a step")
     found = [counter.counted() for counter in counters]
@@ -71,8 +72,23 @@ def dummy_step(
         for group in groups:
             group.check_replayed()
     finally:
-        device.synchronize(device.compute)
-        for group, (step, calls, replayed) in zip(groups, under_way, strict=True):
-            group.step, group.calls, group.replayed = step, calls, replayed
-        for counter, counts in zip(counters, found, strict=True):
-            counter.set_counted(counts)
+        try:
+            _settle(device)
+        finally:
+            for group, (step, calls, replayed) in zip(groups, under_way, strict=True):
+                group.step, group.calls, group.replayed = step, calls, replayed
+            for counter, counts in zip(counters, found, strict=True):
+                counter.set_counted(counts)
+
+
+def _settle(device: Device) -> None:
+    """Wait for all of compute, whatever it tells; then raise the first of that."""
+    told = []
+    while True:
+        try:
+            device.synchronize(device.compute)
+            break
+        except InvariantViolation as fault:  # each is told once; work may be queued behind it
+            told.append(fault)
+    if told:
+        raise told[0]

@@ -248,6 +248,30 @@ def test_every_worker_of_a_device_is_told_of_each_of_its_faults():
         rig.device.synchronize()  # once
 
 
+@on_both
+@pytest.mark.parametrize("faults", [1, 2])
+def test_a_fault_that_is_told_as_a_warm_up_ends_leaves_no_trace_of_it(faults):
+    rig = Rig(lag=1.0)
+    rig.begin()
+    for position in range(faults):
+        row = step_rows([0], [position])
+        rig.worker.handles[1].write(row, contents(0, 1, [position]))
+    rig.end()
+    before = counted(rig.worker)
+    nowhere = "table_truth: row 0, position 0, layer 1"
+    with pytest.raises(InvariantViolation, match=nowhere), rig.worker.warm_up(2) as rows:
+        rig.worker.index.write(0, rows, np.zeros((2, 3), np.uint8))
+        rig.gather(rows, np.full((2, 4), -1, np.int32))
+    assert counted(rig.worker) == before
+    rig.device.synchronize()
+    assert counted(rig.worker) == before, "nothing of it is queued any more"
+
+
+def counted(worker):
+    groups = [(group.step, len(group.calls), dict(group.replayed)) for group in worker.groups]
+    return groups, [each.counted() for each in [*worker._runtimes, worker.index]]
+
+
 def test_a_fault_that_is_told_keeps_no_acknowledgement_back(monkeypatch):
     rig = Rig()
     rig.run_step()
