@@ -263,7 +263,7 @@ class HiSparseBackend:
                 self._end()
             except InvariantViolation as fault:  # each is told once
                 told.append(fault)
-            except DeviceError as error:
+            except (DeviceError, UsageError) as error:  # the latter: of one that began in part
                 if self._ending:
                     for earlier in told:
                         error.add_note(str(earlier))

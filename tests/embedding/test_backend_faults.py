@@ -101,3 +101,18 @@ def test_a_step_that_cannot_begin_may_be_repeated_and_keeps_nothing_open(times, 
             made.shutdown()
     assert made.device.statistics()["allocated_bytes"] == 0
     made.shutdown()
+
+
+def test_a_step_that_began_in_part_keeps_nothing_open(monkeypatch):
+    made = opened()
+    with monkeypatch.context() as patch, pytest.raises(DeviceError, match="no room"):
+        patch.setattr(made.device.kernels, "change_tables", no_room)
+        made.begin_step(made.plan_step({}))
+    with pytest.raises(UsageError, match="begin_step"):
+        made.shutdown()
+    assert made.device.statistics()["allocated_bytes"] == 0
+    made.shutdown()
+
+
+def no_room(*args):
+    raise DeviceError("no room for the command")
