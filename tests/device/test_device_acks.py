@@ -6,14 +6,7 @@ import time
 
 import pytest
 from backends import hold
-from device_rig import (
-    PAGE,
-    Rig,
-    contents,
-    resident,
-    restore,
-    spill,
-)
+from device_rig import PAGE, Rig, contents, resident, restore, spill
 
 from hisparse.errors import InvariantViolation, ProtocolError
 
